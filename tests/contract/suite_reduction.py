@@ -335,35 +335,6 @@ def test_sparse_gradients_are_summed(started, reduction):
     assert found.to_dense().tolist() == expected
 
 
-@only_torch
-@pytest.mark.parametrize("reached", [("a", "b"), ("b", None), (None, "a")], ids=str)
-def test_workers_agree_on_which_gradients_are_sparse(started, reduction, reached):
-    """Each of two workers reaches another embedding, or none; then both reach both, and none reaches any."""
-    import torch
-
-    size, rank = started.workers.size, started.workers.rank
-    if size != 2:
-        return
-    reducer = reduction.AllReduce(started.workers)
-    tables = {name: torch.nn.Parameter(torch.zeros(3, 2)) for name in "ab"}
-    reducer.attach({**tables, "dense": torch.nn.Parameter(torch.zeros(2))})
-
-    def gradient(name, names):
-        if name not in names:
-            return torch.zeros(3, 2)
-        found = torch.nn.functional.embedding(torch.tensor([rank]), tables[name], sparse=True).sum()
-        return torch.autograd.grad(found, [tables[name]])[0]
-
-    for of_ranks in ([{name} for name in reached], [{"a", "b"}, {"a", "b"}], [set(), set()]):
-        given = [gradient(name, of_ranks[rank]) for name in "ab"]
-        (*found, dense), _ = reducer.finish([*given, torch.ones(2)])
-        assert dense.tolist() == [2, 2]
-        for name, total in zip("ab", found, strict=True):
-            rows = [[float(name in names)] * 2 for names in of_ranks]
-            assert total.to_dense().tolist() == [*rows, [0, 0]]
-            assert total.is_sparse == (name in reached)
-
-
 @pytest.mark.parametrize(("compression", "accumulate"), [("none", 2), ("fp16", 1), ("bf16", 2)])
 def test_sums_that_are_sent_early_are_the_same(started, monkeypatch, accumulate, compression):
     """Sums of two numbers do not depend on where these stand; others are equal when a job is repeated."""

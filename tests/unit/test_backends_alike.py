@@ -22,9 +22,8 @@ OWN_FILES = {
 }
 # likewise names: PyTorch may keep several portable arrays in one tensor, and makes slots late
 OWN_NAMES = {
-    "torch/reduction/all_reduce.py": {
-        *("zeros_for", "agree_on_sparse", "sum_sparse"),  # Keras gives dense gradients
-    },
+    "torch/reduction/all_reduce.py": {"sum_sparse"},  # Keras gives dense gradients
+    "torch/steps/update.py": {"fitting_gradient"},
     # TensorFlow allocates what a graph concatenates, and Keras trains no complex variables
     "torch/reduction/flat.py": {"as_reals", "flat_zeros"},
     "torch/reduction/reducer.py": {"summed_meanwhile", "dense", "check_kinds"},
@@ -51,6 +50,7 @@ OWN_NAMES = {
     "torch/steps/stage_passes.py": {"copies"},  # nothing changes a tensor of TensorFlow
     "tensorflow/steps/stage_passes.py": {"layers_of"},  # a Sequential of Keras converts its inputs
     "torch/reduction/sharded_parameters.py": {"memory_of"},  # parts are views
+    "tensorflow/reduction/sharded_parameters.py": {"segment_of"},
     "tensorflow/state/model_state.py": {"walk"},
     "tensorflow/steps/optimizer_state.py": {"slots_by_parameter"},  # PyTorch's state is by parameter
     # what is to be known of a library's layers has nothing in common

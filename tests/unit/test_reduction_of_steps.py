@@ -60,7 +60,7 @@ def test_a_step_has_one_reduction(horovod, accumulate):
     assert losses[0] == losses[1]
     alone = backend_of(one_worker(), Linear())
     assert losses[0] == pytest.approx([step(alone, number, accumulate) for number in range(3)], rel=1e-6)
-    assert horovod.begun[0] == ["hvdtrain.sparse.0/kernel", *3 * ["hvdtrain.gradients.0/kernel.0"]]
+    assert horovod.begun[0] == 3 * ["hvdtrain.gradients.0/kernel.0"]
 
 
 def test_numbers_do_not_travel_as_fp16(horovod):
@@ -68,11 +68,7 @@ def test_numbers_do_not_travel_as_fp16(horovod):
         step(backend_of(workers, Linear(), compression="fp16"))
 
     horovod.run(work)
-    assert horovod.begun[0] == [
-        "hvdtrain.metrics",
-        "hvdtrain.sparse.0/kernel",
-        "hvdtrain.gradients.0/kernel.0",
-    ]
+    assert horovod.begun[0] == ["hvdtrain.metrics", "hvdtrain.gradients.0/kernel.0"]
 
 
 @pytest.mark.parametrize(
@@ -102,7 +98,7 @@ def test_a_vector_travels_with_gradients_of_its_type_alone(horovod, types, names
 
     expected = [(len(types) * [3 * [2]], [2 * n for n in range(length)]) for length in (2, 2, 5)]
     assert horovod.run(work) == 2 * [expected]
-    assert horovod.begun[0] == ["hvdtrain.sparse.0", *3 * names]
+    assert horovod.begun[0] == 3 * names
 
 
 def halved_in_place(parameter):
@@ -122,9 +118,7 @@ def some_in_other_memory(parameter):
         halved_in_other_memory(parameter)
 
 
-@pytest.mark.parametrize(
-    "hook", [halved_in_place, halved_elsewhere, halved_in_other_memory, some_in_other_memory]
-)
+@pytest.mark.parametrize("hook", [halved_in_place, halved_elsewhere, some_in_other_memory])
 def test_what_a_hook_makes_of_a_gradient_is_summed(horovod, hook):
     """The hook's result is linear, so that the curve is that of one worker."""
 
@@ -181,9 +175,8 @@ class CallsBackward(Linear):
         return losses, {}
 
 
-@pytest.mark.parametrize("calls", [[True], [False, True], [False, False, False, True]])
-@pytest.mark.parametrize("accumulate", [1, 2])
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("calls", [[True], [False, False, False, True]])
+@pytest.mark.parametrize(("accumulate", "workers"), [(1, 1), (2, 2)])
 def test_a_task_that_calls_backward_is_refused(horovod, calls, accumulate, workers):
     def work(workers):
         backend = backend_of(workers, CallsBackward(calls))

@@ -3,10 +3,10 @@
 import pytest
 import torch
 from support.faked_horovod import FakedHorovod
+from support.fakes import one_worker
 from support.torch_steps import OUTPUTS, SAMPLES, X, Y, backend_of, parameters, step
 from torch import nn
 
-from hvdtrain.backends.reduction import reducer_class
 from hvdtrain.backends.torch.steps import custom_step
 from hvdtrain.data.order import BatchPlan
 from hvdtrain.errors import TaskError
@@ -48,8 +48,8 @@ class PlainTables(Tables):
         return torch.optim.SGD(given, 0.01)
 
 
-@pytest.mark.parametrize("tables", ["ab ab ba", "aa ab bb", "ab ba aa", "aa bb ab"])
-@pytest.mark.parametrize("compression", ["none", "fp16", "bf16"])
+@pytest.mark.parametrize("tables", ["ab ab ba", "aa bb ab"])
+@pytest.mark.parametrize("compression", ["none", "fp16"])
 def test_workers_whose_samples_reach_other_embeddings_agree(horovod, tables, compression):
     """In each step, each worker reaches one of them: every table gets the gradient of its samples."""
 
@@ -65,9 +65,7 @@ def test_workers_whose_samples_reach_other_embeddings_agree(horovod, tables, com
     expected = by_hand(tables)
     for a, b, wanted in zip(first, second, expected, strict=True):
         assert torch.equal(a, b)
-        torch.testing.assert_close(
-            a, wanted, rtol=1e-5, atol={"none": 1e-6, "fp16": 1e-4, "bf16": 1e-3}[compression]
-        )
+        torch.testing.assert_close(a, wanted, rtol=1e-5, atol={"none": 1e-6, "fp16": 1e-4}[compression])
 
 
 def by_hand(tables):
@@ -84,23 +82,13 @@ def by_hand(tables):
     return [p.detach() for p in model.parameters()]
 
 
-@pytest.mark.parametrize("compression", ["none", "fp16", "bf16"])
-def test_a_gradient_that_turns_sparse_later_is_summed(horovod, compression):
-    """Own steps have no gradient to which autograd adds; the first one reached none of the embedding."""
+def test_an_optimizer_that_may_treat_rows_by_themselves_is_refused():
+    class Task(Tables):
+        def torch_optimizer(self, given):
+            return type("Rows", (torch.optim.SGD,), {})(given, 0.01)
 
-    def work(workers):
-        table, bias = nn.Parameter(torch.ones(4, 2)), nn.Parameter(torch.ones(3))
-        reducer = reducer_class("torch", compression)(workers)
-        reducer.attach({"table": table, "bias": bias})
-        reducer.finish([torch.zeros_like(table), torch.ones(3)])
-        rows = torch.tensor([1, 1 + workers.rank])
-        (sparse,) = torch.autograd.grad(nn.functional.embedding(rows, table, sparse=True).sum(), [table])
-        assert sparse.is_sparse
-        return reducer.finish([sparse, torch.ones(3)])[0]
-
-    for table, bias in horovod.run(work):
-        assert table.tolist() == [[0, 0], [3, 3], [1, 1], [0, 0]]
-        assert bias.tolist() == [2, 2, 2]
+    with pytest.raises(TaskError, match="a gradient is sparse, and Rows of the task may need it so"):
+        step(backend_of(one_worker(), Task(lambda: "a")))
 
 
 class OwnStep(Tables):
@@ -130,24 +118,3 @@ def test_gradients_of_an_own_step_are_copied_once(horovod, monkeypatch):
     assert losses == other_losses
     assert losses[-1] < losses[0]
     assert all(map(torch.equal, first, second))
-    sent = [name for name in horovod.begun[0] if name.startswith("hvdtrain.sparse")]
-    assert len(sent) == 3  # in the first step, for each of its calls
-
-
-def test_own_steps_that_call_other_optimizers_wait_for_nothing_else(horovod):
-    """Not even for which gradients are sparse."""
-
-    class Task(OwnStep):
-        def torch_step(self, model, batch, optimizers):
-            losses, _ = self.torch_loss(model, batch)
-            optimizers[self.choose()].minimize(losses)
-            return losses, {}
-
-        def torch_loss(self, model, batch):
-            return (model["c"](model["a"](batch["inputs"][:, 0].long() * 0)) ** 2).mean(1), {}
-
-    def work(workers):
-        step(backend_of(workers, Task(lambda: ["tables", "c"][workers.rank])))
-
-    with pytest.raises(TaskError, match="workers did not make the same calls in the same order"):
-        horovod.run(work)

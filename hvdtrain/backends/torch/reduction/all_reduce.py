@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from types import MappingProxyType
 from typing import Any
 
 import horovod.torch as hvd
@@ -16,50 +15,12 @@ from hvdtrain.backends.torch.reduction.reducer import Reducer
 from hvdtrain.backends.workers import Sized, group_of
 from hvdtrain.errors import TaskError
 
-# waits for an all-reduce and returns the names of the gradients that are sparse
-WaitForNames = Callable[[], set[str]]
 
-_ALL: Mapping[str, Any] = MappingProxyType({})  # among all workers
+def sum_sparse(gradient: torch.Tensor, name: str, group: Mapping[str, Any]) -> Callable[[], torch.Tensor]:
+    """Collective. Begin to gather the rows of a sparse gradient; return what waits for the sum.
 
-
-def zeros_for(optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> torch.Tensor:
-    """Return a gradient of zeros; without rows for an optimizer that takes sparse gradients alone."""
-    if not isinstance(optimizer, torch.optim.SparseAdam):
-        return torch.zeros_like(parameter)
-    rows, places = parameter.new_zeros((0, *parameter.shape[1:])), torch.zeros((1, 0), dtype=torch.int64)
-    shape = parameter.shape
-    return torch.sparse_coo_tensor(places.to(rows.device), rows, shape, check_invariants=False)
-
-
-def agree_on_sparse(
-    gradients: Mapping[str, torch.Tensor], name: str, group: Mapping[str, Any] = _ALL
-) -> WaitForNames:
-    """Collective. Begin to find out which gradients are sparse on any worker; return what waits for it.
-
-    A worker whose samples do not reach an embedding has a dense gradient of zeros, and must take part in the
-    same reductions as the others.
+    A worker that has none sends one at the index -1, which is left out, so that no message is empty.
     """
-    flags = [one.is_sparse for one in gradients.values()]
-    handle = hvd.allreduce_async_(torch.tensor(flags, dtype=torch.int32), op=hvd.Sum, name=name, **group)
-    names = list(gradients)
-
-    def wait() -> set[str]:
-        counts = hvd.synchronize(handle).tolist()
-        return {name for name, count in zip(names, counts, strict=True) if count}
-
-    return wait
-
-
-def sum_sparse(
-    gradient: torch.Tensor, name: str, group: Mapping[str, Any] = _ALL
-) -> Callable[[], torch.Tensor]:
-    """Collective. Begin to sum a gradient that is sparse on some worker; return what waits for the sum.
-
-    The rows of all workers are gathered. A worker that has none sends one at the index -1, which is left out,
-    so that no message is empty.
-    """
-    if not gradient.is_sparse:
-        gradient = gradient.detach().to_sparse(1)
     shape, indices, values = gradient.shape, gradient._indices().t(), gradient._values()
     if not len(values):
         indices = indices.new_full((1, indices.shape[1]), -1)
@@ -83,17 +44,12 @@ class AllReduce(Reducer):
 
     On a GPU and between hosts there are several for fewer, too: those whose gradients are complete are
     begun while the backward pass computes the others. What is added in which order depends on nothing but
-    the parameters and the workers, so a run repeats bit by bit. Gradients that are sparse in the first step,
-    on any worker, are reduced one by one.
-
-    Gradients of bf16 parameters are summed as fp32, complex ones as pairs of real numbers.
-
-    Attributes:
-        carries: whether a step's vector travels with the gradients, if one has its type.
+    the parameters and the workers, so a run repeats bit by bit. Sparse gradients, which are those of
+    SparseAdam, are reduced one by one; bf16 ones are summed as fp32, complex ones as pairs of real numbers.
     """
 
     overwrites = False
-    carries = True
+    carries = True  # whether a step's vector travels with the gradients, if one has its type
     sent_as = "uncompressed"
 
     def __init__(self, workers: Sized, scaled: bool = False, *, overlaps: bool | None = None) -> None:
@@ -101,8 +57,7 @@ class AllReduce(Reducer):
         self._group = group_of(workers)
         self.overlaps = overlaps
         self._hooks: list[Any] = []
-        self._buckets: list[Bucket] | None = None  # None until a step has shown which gradients are sparse
-        self._sparse: WaitForNames | None = None
+        self._buckets: list[Bucket] | None = None  # None until the first gradients show which are sparse
         self._vector: torch.Tensor | None = None
         self._carrier: int | None = None  # number of the bucket with which a vector travels
         self._left: dict[str, int] = {}  # backward passes until a gradient is complete; empty between steps
@@ -126,11 +81,9 @@ class AllReduce(Reducer):
             bucket.lend()
 
     def start(self, gradients: Sequence[torch.Tensor]) -> None:
-        """Begin what no backward pass has completed; ``finish`` does it, too. Local: no collective.
-
-        In the first step, begin to agree with the other workers on which gradients are sparse, nothing else.
-        """
-        self._start(dict(zip(self._parameters, gradients, strict=True)))
+        """Begin what no backward pass has completed, from the second step on. Local: no collective."""
+        if self._buckets is not None:
+            self._start(dict(zip(self._parameters, gradients, strict=True)))
 
     def finish(
         self, gradients: list[torch.Tensor], vector: torch.Tensor | None = None
@@ -162,12 +115,7 @@ class AllReduce(Reducer):
 
     def _start(self, given: dict[str, torch.Tensor]) -> None:
         """Begin as ``start``; take what is begun out of the mapping, so that its memory can be freed."""
-        if self._buckets is None:
-            self._sparse = self._sparse or agree_on_sparse(
-                given, f"hvdtrain.sparse.{self._first_name}", self._group
-            )
-            return
-        for number, bucket in enumerate(self._buckets):
+        for number, bucket in enumerate(self._buckets or ()):
             if number not in self._begun:
                 self._begin(number, [given.pop(name) for name in bucket.parameters])
 
@@ -177,9 +125,7 @@ class AllReduce(Reducer):
         gradients.clear()
         try:
             if self._buckets is None:
-                self._start(given)
-                assert self._sparse is not None
-                self._make_buckets(self._sparse(), vector)
+                self._make_buckets({name for name, one in given.items() if one.is_sparse}, vector)
             assert self._buckets is not None
             self._vector = vector
             self._start(given)
@@ -247,7 +193,7 @@ class AllReduce(Reducer):
         bucket.take_in(gradients)
         if vector is not None:
             bucket.room.copy_(vector)
-        name = self._name_of(number)
+        name = f"hvdtrain.gradients.{next(iter(self._parameters))}.{number}"
         numbers = bucket.numbers
         kind, factor = self._cast_for(numbers.dtype)
         if kind is numbers.dtype and factor == 1:
@@ -258,16 +204,9 @@ class AllReduce(Reducer):
         handle = hvd.allreduce_async_(sent, op=hvd.Sum, postscale_factor=1 / factor, name=name, **self._group)
         self._begun[number] = lambda: numbers.copy_(hvd.synchronize(handle))
 
-    @property
-    def _first_name(self) -> str:
-        return next(iter(self._parameters))
-
-    def _name_of(self, number: int) -> str:
-        return f"hvdtrain.gradients.{self._first_name}.{number}"
-
     def _forget(self) -> None:
         self._begun.clear()
-        self._sparse = self._vector = None
+        self._vector = None
         self._left = {}
         self._incomplete = [len(bucket.parameters) for bucket in self._buckets or ()]
 

@@ -23,7 +23,6 @@ from hvdtrain.backends.torch.reduction.broadcast import wait_for_all
 from hvdtrain.backends.torch.reduction.flat import laid_out_as
 from hvdtrain.backends.torch.reduction.reducer import Reducer, dense
 from hvdtrain.backends.torch.state.model_state import Field
-from hvdtrain.errors import TaskError
 
 
 def orthonormal(
@@ -124,9 +123,7 @@ class LowRank(CommonLowRank, Reducer):
         self, gradients: Sequence[torch.Tensor], vectors: Sequence[torch.Tensor]
     ) -> list[torch.Tensor]:
         """Collective. Return the sums of low rank, and sum vectors in place."""
-        if any(gradient.is_sparse for gradient in gradients):
-            raise _sparse_gradient()
-        gradients = [gradient.contiguous() for gradient in gradients]
+        gradients = [(g.to_dense() if g.is_sparse else g).contiguous() for g in gradients]
         tensors = list(self._parameters.values())
         places = zip(tensors, gradients, strict=True)
         pairs = [(m, gradient) for tensor, gradient in places for m in self._matrices.get(id(tensor), ())]
@@ -262,11 +259,3 @@ def _placement(field: Field, tensor: torch.Tensor) -> tuple[tuple[tuple[int, ...
         first = int(portable.flat[0])
         return (tuple(stride // base.itemsize for stride in portable.strides), first), torch.empty(0)
     return None, torch.from_numpy(np.ascontiguousarray(portable).reshape(-1))
-
-
-def _sparse_gradient() -> TaskError:
-    """Return the error for a gradient that has rows of an embedding alone."""
-    return TaskError(
-        "a gradient is sparse, and compression powersgd needs all of its rows",
-        "Leave sparse=True out of the embedding, or use another compression.",
-    )

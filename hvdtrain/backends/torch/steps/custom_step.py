@@ -23,9 +23,9 @@ from hvdtrain.backends.torch.batches import TorchBatch, TorchPending
 from hvdtrain.backends.torch.objective.losses import check_values, weigh
 from hvdtrain.backends.torch.precision import autocast
 from hvdtrain.backends.torch.probes import values_of_first
-from hvdtrain.backends.torch.reduction.all_reduce import zeros_for
 from hvdtrain.backends.torch.steps.parts import Parts
 from hvdtrain.backends.torch.steps.plain_step import PlainStep
+from hvdtrain.backends.torch.steps.update import fitting_gradient
 from hvdtrain.errors import TaskError
 from hvdtrain.workers.agreement import Workers
 
@@ -140,7 +140,7 @@ class StepOptimizer(StepOptimizerBase):
             if reducer.overwrites:
                 gradients = [self._owned(gradient, parameter) for gradient, parameter in pairs]
             else:
-                gradients = [zeros_for(self._optimizer, p) if g is None else g for g, p in pairs]
+                gradients = [fitting_gradient(self._optimizer, p, g) for g, p in pairs]
             reducer.start(gradients)  # the check then waits for no round of its own
             check()
             handle = None
@@ -161,11 +161,12 @@ class StepOptimizer(StepOptimizerBase):
 
     def _owned(self, gradient: torch.Tensor | None, parameter: torch.Tensor) -> torch.Tensor:
         """Return a gradient in memory of its own, laid out as its parameter; zeros if it was not reached."""
-        if gradient is None:
-            return zeros_for(self._optimizer, parameter)
-        if gradient.is_sparse:
-            return gradient.clone()
-        return torch.empty_like(parameter).copy_(gradient)
+        found = fitting_gradient(self._optimizer, parameter, gradient)
+        if found is not gradient:
+            return found
+        if found.is_sparse:
+            return found.clone()
+        return torch.empty_like(parameter).copy_(found)
 
     def _reducer(self, call: int) -> GradientReducer:
         if call == len(self._reducers):

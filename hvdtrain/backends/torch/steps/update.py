@@ -10,7 +10,6 @@ import torch
 from hvdtrain.backends.reduction import GradientReducer
 from hvdtrain.backends.step_metrics import NORM_INDEX, OVERFLOW_INDEX
 from hvdtrain.backends.torch.precision import LossScale
-from hvdtrain.backends.torch.reduction.all_reduce import zeros_for
 from hvdtrain.backends.torch.state.model_state import Entry
 from hvdtrain.backends.torch.state.moving_state import ExponentialMovingAverage
 from hvdtrain.backends.torch.step_clock import StepClock
@@ -93,11 +92,11 @@ class Update:
         self._unused = []
         gradients: list[torch.Tensor | None] = list(map(_grad, self._parameters))
         for place, (gradient, lent, version) in enumerate(zip(gradients, *self._lent, strict=True)):
-            if gradient is None:
-                self._parameters[place].grad = zeros_for(self._optimizer, self._parameters[place])
-            elif gradient is not lent or gradient._version != version:
-                continue
-            self._unused.append(place)
+            if gradient is None or gradient.is_sparse:
+                parameter = self._parameters[place]
+                parameter.grad = fitting_gradient(self._optimizer, parameter, gradient, self._is_own)
+            if gradient is None or (gradient is lent and gradient._version == version):
+                self._unused.append(place)
         return [f"model/{self._entries[place].path}" for place in self._unused]
 
     def reduce(self, vector: torch.Tensor) -> torch.Tensor:
@@ -110,9 +109,7 @@ class Update:
         reduced, vector = self._reducer.finish(self._gradients(), self._with_reached(vector))
         self._clock.reduced()
         for parameter, gradient in zip(self._parameters, reduced, strict=True):
-            if gradient.is_sparse and not self._is_own:
-                parameter.grad = gradient.to_dense()
-            elif parameter.grad is not gradient:
+            if parameter.grad is not gradient:
                 parameter.grad = gradient
         return self._without_reached(vector)
 
@@ -220,6 +217,30 @@ class Update:
     def _agreed(is_finite: bool) -> bool:
         """Return whether the gradients of all workers are finite; here, all have the same."""
         return is_finite
+
+
+def fitting_gradient(
+    optimizer: torch.optim.Optimizer,
+    parameter: torch.Tensor,
+    gradient: torch.Tensor | None,
+    is_own: bool = True,
+) -> torch.Tensor:
+    """Return a gradient, or zeros for None: sparse for SparseAdam, else dense, the same on all workers."""
+    if not isinstance(optimizer, torch.optim.SparseAdam):
+        if gradient is None:
+            return torch.zeros_like(parameter)
+        # these compute the same of a dense one
+        if gradient.is_sparse and is_own and type(optimizer) not in (torch.optim.SGD, torch.optim.Adagrad):
+            raise TaskError(
+                f"a gradient is sparse, and {type(optimizer).__name__} of the task may need it so",
+                "Use SGD, Adagrad or SparseAdam of torch.optim, or leave sparse=True out of the embedding.",
+            )
+        return gradient.to_dense() if gradient.is_sparse else gradient
+    if gradient is not None:
+        return gradient if gradient.is_sparse else gradient.detach().to_sparse(1)
+    rows, places = parameter.new_zeros((0, *parameter.shape[1:])), torch.zeros((1, 0), dtype=torch.int64)
+    shape = parameter.shape
+    return torch.sparse_coo_tensor(places.to(rows.device), rows, shape, check_invariants=False)
 
 
 def all_agree(is_finite: bool) -> bool:
