@@ -13,7 +13,7 @@ from hvdtrain.backends.base import PendingState
 from hvdtrain.backends.pipeline.messages import Message, Messenger
 from hvdtrain.backends.portable.initial_values import has_ema
 from hvdtrain.backends.portable.names import check_state
-from hvdtrain.backends.portable.training_state import CommonState, ReadyState, Spool
+from hvdtrain.backends.portable.training_state import CommonState, Keeper
 from hvdtrain.backends.records import PortableState, Shapes, StateArrays, StatePart
 from hvdtrain.backends.workers import group_of
 from hvdtrain.workers.agreement import Workers, run_on_rank_zero
@@ -62,13 +62,9 @@ class StateOfStage(CommonState):
 
         What several stages have, such as tied weights, is that of the first of them.
         """
-        error: OSError | None = None
-        try:
-            spool = Spool(folder if is_root else None)
-        except OSError as lack:
-            error = lack
-        if not self._workers.broadcast_object(error is None):
-            return ReadyState(None, error) if is_root else None
+        keeper = Keeper(folder if is_root else None)
+        if not self._workers.broadcast_object(keeper.error is None):
+            return keeper.ready() if is_root else None
         if not is_root:
             if self._layout.replica == 0:
                 for name, array in self.arrays():
@@ -76,16 +72,10 @@ class StateOfStage(CommonState):
                 self._messenger.send(_END, 0)
                 self._messenger.flush()
             return None
-        state: PortableState = {}
         receive = self._messenger.receive
         messages = (iter(partial(receive, rank), _END) for rank in range(1, self._layout.stages))
-        for name, array in chain(self.arrays(), map(_array_of, chain.from_iterable(messages))):
-            try:  # to the end, as others send theirs
-                if error is None and name not in state:
-                    state[name] = spool.keep(array)
-            except OSError as lack:  # such as no room on the disk
-                error = lack
-        return ReadyState(None if error else state, error)
+        keeper.keep_all(chain(self.arrays(), map(_array_of, chain.from_iterable(messages))))
+        return keeper.ready(kept)
 
     def scatter(self, state: PortableState | None, part: StatePart) -> None:
         """Collective. Check rank 0's whole state, or a part of it, and load this worker's part of that."""

@@ -2,7 +2,7 @@
 
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -63,6 +63,31 @@ class ReadyState:
             raise self._error or OSError("the state could not be gathered")
         state, self._state = self._state, None
         return state
+
+
+class Keeper:
+    """Takes arrays into a spool, to the last one; if the disk has no room for one, ``read`` raises that."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self.error: OSError | None = None
+        self._state: PortableState = {}
+        try:
+            self._spool = Spool(folder)
+        except OSError as error:
+            self.error = error
+
+    def keep_all(self, arrays: Iterable[tuple[str, NDArray[Any]]]) -> None:
+        """Take in arrays; of those of one name, the first."""
+        for name, array in arrays:
+            try:
+                if self.error is None and name not in self._state:
+                    self._state[name] = self._spool.keep(array)
+            except OSError as error:  # such as no room on the disk
+                self.error = error
+
+    def ready(self, others: PortableState | None = None) -> ReadyState:
+        """Return what was taken in, and others."""
+        return ReadyState(None if self.error else {**self._state, **(others or {})}, self.error)
 
 
 class CommonState:
@@ -142,14 +167,12 @@ class CommonShardedState(CommonState):
     _sharded: Sequence[ShardedSlot]
     _count_names: Sequence[str]  # of the counts of steps that all workers have in common
     # (slot) -> its portable arrays, with the parameters in place of what it consists of
-    _fields: Callable[[ShardedSlot], Sequence[Any]]
-    # (slot, rank 0's state): collective; gives every worker its part of the slot
-    _scatter: Callable[[ShardedSlot, PortableState], None]
+    _fields: Callable[[ShardedSlot], Iterable[Any]]
+    # (array, values by the identities of tensors) -> it and its private ones, of these values or the tensors
+    _arrays: Callable[[Any, Mapping[int, Any]], Iterable[tuple[str, NDArray[Any]]]]
+    # (array, values, state): copies the state's array into values, by the identities of the tensors
+    _fill: Callable[[Any, Mapping[int, Any], PortableState], None]
     _gather_counts: Callable[[], PortableState]  # collective; returns the counts of steps
-    _make_room: Callable[[Spool], Any]  # makes the memory into which all slots are gathered
-    _put: Callable[[Any, int, Any, Any], None]  # (room, number of the slot, bucket, its numbers)
-    # (what else belongs to it, room, spool) -> the gathered state with a copy of the model
-    _gathered: Callable[[PortableState, Any, Spool], PendingState]
 
     def load(self, state: StateArrays) -> None:
         """Check a whole portable state, and load the model's part; ``distribute`` gives out the rest."""
@@ -178,22 +201,46 @@ class CommonShardedState(CommonState):
 
     def gather(self, kept: PortableState, folder: Path | None, is_root: bool) -> PendingState | None:
         """Collective. Copy the model, and what all workers keep, for rank 0 to read in another thread."""
-        spool, error, room = Spool(None), None, {}
-        if is_root:
-            try:
-                spool = Spool(folder)
-                room = self._make_room(spool)
-            except OSError as found:  # such as no room on the disk
-                error = found
-        if not self._shards.workers.broadcast_object(error is None):
-            return ReadyState(None, error) if is_root else None
+        keeper = Keeper(folder if is_root else None)
+        if not self._shards.workers.broadcast_object(keeper.error is None):
+            return keeper.ready() if is_root else None
         with peer_errors():
             for number, slot in enumerate(self._sharded):
-                for bucket, flat in self._shards.gather_on_root(slot.of, f"state.{number}"):
-                    if is_root:
-                        self._put(room, number, bucket, flat)
+                self._gather_slot(number, slot, keeper if is_root else None)
             counts = self._gather_counts()
-        return self._gathered({**kept, **counts}, room, spool) if is_root else None
+        if not is_root:
+            return None
+        for field in self.model.fields:
+            keeper.keep_all(self._arrays(field, {}))
+        return keeper.ready({**kept, **counts})
+
+    def _gather_slot(self, number: int, slot: ShardedSlot, keeper: "Keeper | None") -> None:
+        """Collective. Keep a slot's arrays on rank 0, each as soon as all that it follows from is there."""
+        sharded = {id(tensor) for tensor in self._shards.tensors}
+        waiting = {field.name: {id(t) for t in field.tensors} & sharded for field in self._fields(slot)}
+        fields = {field.name: field for field in self._fields(slot)}
+        values: dict[int, Any] = {}
+        for bucket, flat in self._shards.gather_on_root(slot.of, f"state.{number}"):
+            if keeper is None:
+                continue
+            values |= bucket.by_tensor(flat)
+            for name in [name for name, needed in waiting.items() if needed <= values.keys()]:
+                del waiting[name]
+                keeper.keep_all(self._arrays(fields[name], values))
+            still = set().union(*waiting.values())
+            values = {key: value for key, value in values.items() if key in still}
+
+    def _scatter(self, slot: ShardedSlot, state: PortableState) -> None:
+        """Collective. Give every worker its part of a slot of rank 0's state."""
+        fields = list(self._fields(slot))
+
+        def fill(bucket: Any, flat: Any) -> None:
+            values = bucket.by_tensor(flat)
+            for field in fields:
+                if any(id(tensor) in values for tensor in field.tensors):
+                    self._fill(field, values, state)
+
+        self._shards.scatter_from_root(fill, slot.of, f"slot.{slot.prefix}")
 
     def _scatter_counts(self, state: PortableState) -> None:
         """Collective. Give every worker the counts of steps of rank 0's state, if ``load`` does not."""

@@ -4,10 +4,16 @@ The parameters of one type stand one after the other in buckets. Of each bucket 
 and all parts of a bucket have the same length, so that a parameter may belong to several workers.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
+import numpy as np
+
+from hvdtrain.backends.workers import peer_errors
 from hvdtrain.config.values import compression_of
+from hvdtrain.workers.agreement import Workers
 
 _SEVERAL = 8
 LEAST_BYTES = 1 << 20
@@ -15,15 +21,10 @@ BUCKET_BYTES = 32 << 20
 
 
 def divide(sizes: Mapping[str, int], are_several: bool) -> list[list[str]]:
-    """Return names in buckets of about the same size, in the order in which they are given.
+    """Return names in buckets of about 32 MiB, in the order in which they are given, of sizes in bytes.
 
-    A bucket has about 32 MiB at most, unless it is one larger gradient: whoever reduces it may allocate as
-    much once more. The result depends on nothing but the arguments, so that all workers come to the same.
-
-    Args:
-        sizes: bytes, by name, in the order in which a backward pass completes them.
-        are_several: whether small ones are divided, too: the first bucket has 1 MiB, so that it is sent
-            early, and each other one an eighth of all, so that the last, for which all wait, is small.
+    Where there are to be several, the first one has 1 MiB, so that it is sent early, and each other one an
+    eighth of all, so that the last, for which all wait, is small.
     """
     total = sum(sizes.values())
     count = -(-total // BUCKET_BYTES)
@@ -77,11 +78,9 @@ class ShardedBucket:
 
 
 def shard(sizes: Mapping[str, int], workers: int, number_bytes: int = 4) -> list[ShardedBucket]:
-    """Divide parameters of one type into buckets, and each bucket among the workers.
+    """Divide parameters of one type into buckets of at most 16 MiB, and each bucket among the workers.
 
-    A bucket has at most 16 MiB, unless it is one larger parameter. Parameters and parts begin at multiples of
-    ``ALIGNMENT``; what stands between is padding. The result depends on nothing but the arguments, so that
-    all workers come to the same.
+    Parameters and parts begin at multiples of ``ALIGNMENT``; what stands between is padding.
     """
     most = PART_BYTES // number_bytes
     buckets: list[dict[str, int]] = []
@@ -113,6 +112,115 @@ def _divided(begins: Mapping[str, int], sizes: Mapping[str, int], workers: int) 
 
 def _aligned(numbers: int) -> int:
     return -(-numbers // ALIGNMENT) * ALIGNMENT
+
+
+@dataclass(frozen=True, eq=False)
+class OwnSegment:
+    """What this worker owns of one parameter."""
+
+    entry: Any  # the parameter: an ``Entry`` of PyTorch, a ``Field`` of TensorFlow
+    tensor: Any  # a vector with its part, which the optimizer updates
+    begin: int  # the first of its numbers, in the flattened parameter
+    end: int  # the number after its last one
+    offset: int  # its offset in the worker's part of the bucket
+
+    def in_part(self, part: Any) -> Any:
+        """Return the segment's place in a vector with the worker's part of the bucket."""
+        return part[self.offset : self.offset + self.end - self.begin]
+
+
+@dataclass(frozen=True, eq=False)
+class CommonBucket:
+    """Parameters of one type that are gathered at once."""
+
+    number: int  # its place among the buckets
+    layout: ShardedBucket  # which numbers belong to whom
+    entries: tuple[Any, ...]  # the parameters, in the order of the layout
+    segments: tuple[OwnSegment, ...]  # what this worker owns
+
+
+Values = Callable[[OwnSegment], Any]  # returns what this worker has for a segment
+
+
+class CommonShardedParameters:
+    """The trainable parameters of a model, of which every worker updates a part."""
+
+    bucket: ClassVar[type[Any]]
+    gather: Any  # collective: sets every parameter from what each worker has for its segments
+
+    def __init__(self, trainable: Sequence[Any], workers: Workers) -> None:
+        self.workers = workers
+        self.buckets: list[Any] = []
+        kinds: dict[tuple[Any, ...], dict[str, Any]] = {}
+        for entry in reversed(trainable):
+            kinds.setdefault(self._kind_of(entry), {})[entry.path] = entry
+        for (number_bytes, *_), entries in kinds.items():
+            sizes = {path: self._length_of(entry) for path, entry in entries.items()}
+            for layout in shard(sizes, workers.size, number_bytes):
+                members = tuple(entries[name] for name in layout.begins)
+                own = tuple(self._own(s, entries[s.name]) for s in layout.segments[workers.rank])
+                self.buckets.append(self.bucket(len(self.buckets), layout, members, own))
+
+    @property
+    def entries(self) -> list[Any]:
+        """The parameters, in the order of the buckets."""
+        return [entry for bucket in self.buckets for entry in bucket.entries]
+
+    @property
+    def tensors(self) -> list[Any]:
+        """The tensors of the parameters."""
+        return [entry.tensor for entry in self.entries]
+
+    @property
+    def segments(self) -> list[OwnSegment]:
+        """What this worker owns, in the order of the buckets."""
+        return [segment for bucket in self.buckets for segment in bucket.segments]
+
+    @contextmanager
+    def replaced(self, values: Values, name: str) -> Iterator[None]:
+        """Collective. Return a context in which the parameters are what each worker has for its segments."""
+        own = self._copies()
+        with peer_errors():
+            self.gather(values, name)
+        try:
+            yield
+        finally:
+            self._restore(own)
+
+    def gather_on_root(self, values: Values, name: str) -> Iterator[tuple[Any, Any]]:
+        """Collective. Yield each bucket, with what all workers have for it on rank 0; each takes all."""
+        for bucket in self.buckets:
+            splits = np.zeros(self.workers.size, np.int32)
+            splits[0] = bucket.layout.part
+            name_of_bucket = f"hvdtrain.{name}.{bucket.number}"
+            yield bucket, self._all_to_all(self._part_of(bucket, values), splits, name_of_bucket)
+
+    def scatter_from_root(self, fill: Callable[[Any, Any], None], targets: Values, name: str) -> None:
+        """Collective. Give every worker its part of what rank 0 fills in, one bucket after the other."""
+        for bucket in self.buckets:
+            flat = self._zeros_of(bucket)
+            if self.workers.rank == 0:
+                fill(bucket, flat)
+            flat = self._broadcast(flat, f"hvdtrain.{name}.{bucket.number}")
+            begin = self.workers.rank * bucket.layout.part
+            for segment in bucket.segments:
+                self._set(targets(segment), segment.in_part(flat[begin : begin + bucket.layout.part]))
+
+    def _own(self, segment: Segment, entry: Any) -> OwnSegment:
+        tensor = self._vector_of(entry, segment.begin, segment.end)
+        return OwnSegment(entry, tensor, segment.begin, segment.end, segment.offset)
+
+    # what a framework has of them
+    _kind_of: Any  # bytes of a number of a parameter, and what else buckets share
+    _length_of: Any  # numbers of a parameter
+    _vector_of: Any  # a vector with some numbers of a parameter
+    _copies: Any  # copies of all parameters
+    _restore: Any  # sets the parameters to these
+    _part_of: Any  # this worker's part of a bucket, of values for its segments
+    _zeros_of: Any  # a vector for a bucket
+    _all_to_all: Any  # collective; what it returns is on the host
+    _broadcast: Any  # collective: returns rank 0's vector
+    _set: Any  # sets a vector to values
 
 
 def type_of_parts(compression: str, workers: int, scaled: bool) -> tuple[str, int]:

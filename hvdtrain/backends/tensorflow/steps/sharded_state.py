@@ -1,27 +1,25 @@
 """Sharded state in TensorFlow as portable state: gathered part by part on rank 0, and given out again."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
 import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
-from numpy.typing import NDArray
 
 from hvdtrain.backends.portable.initial_values import PREFIX
-from hvdtrain.backends.portable.names import check_unique
-from hvdtrain.backends.portable.training_state import CommonShardedState, ReadyState, ShardedSlot, Spool
+from hvdtrain.backends.portable.training_state import CommonShardedState, ShardedSlot
 from hvdtrain.backends.records import PortableState, StateArrays
+from hvdtrain.backends.reduction.shards import OwnSegment
 from hvdtrain.backends.tensorflow.functions import native
-from hvdtrain.backends.tensorflow.reduction.sharded_parameters import Bucket, OwnSegment, ShardedParameters
+from hvdtrain.backends.tensorflow.reduction.sharded_parameters import ShardedParameters
 from hvdtrain.backends.tensorflow.state.model_state import Field, ModelState
 from hvdtrain.backends.tensorflow.state.moving_state import ExponentialMovingAverage
 from hvdtrain.backends.tensorflow.steps.formulas import SGD
 from hvdtrain.backends.tensorflow.steps.optimizer_state import TrainingState
 from hvdtrain.backends.tensorflow.steps.optimizers import LAMB, LARS
-from hvdtrain.backends.workers import peer_errors
 
 Tensor = Any
 Variable = Any
@@ -47,7 +45,7 @@ def shard_optimizer(
 def _divide(optimizer: Any, trainable: Sequence[Field], shards: ShardedParameters) -> None:
     """Let an optimizer of hvdtrain's have its options for this worker's segments."""
     place = {field.path: number for number, field in enumerate(trainable)}
-    own = [place[segment.field.path] for segment in shards.segments]
+    own = [place[segment.entry.path] for segment in shards.segments]
     if optimizer.groups:
         # one without numbers, if this worker has no segment
         optimizer.groups = [optimizer.groups[number] for number in own] or [(1.0, 0.0)]
@@ -91,11 +89,9 @@ class ShardedMovingAverage(ExponentialMovingAverage):
         self._shards = shards
         self.is_kept = decay is not None
         segments = shards.segments if self.is_kept else []
-        self._weights = [native(segment.variable) for segment in segments]
+        self._weights = [native(segment.tensor) for segment in segments]
         self._averages = [tf.Variable(weight, trainable=False) for weight in self._weights]
-        self._of_segment = {
-            id(segment): average for segment, average in zip(segments, self._averages, strict=True)
-        }
+        self._of_segment = dict(zip(map(id, segments), self._averages, strict=True))
 
     def of(self, segment: OwnSegment) -> Variable:
         """Return the average of a segment."""
@@ -110,18 +106,8 @@ class ShardedMovingAverage(ExponentialMovingAverage):
     @contextmanager
     def in_model(self) -> Iterator[None]:
         """Collective. Return a context in which the model's weights are the averages of all workers."""
-        if not self.is_kept:
+        with self._shards.replaced(self.of, "ema") if self.is_kept else nullcontext():
             yield
-            return
-        variables = [native(field.variable) for bucket in self._shards.buckets for field in bucket.fields]
-        own = [tf.identity(variable) for variable in variables]
-        with peer_errors():
-            self._shards.gather(self.of, "ema")
-        try:
-            yield
-        finally:
-            for variable, value in zip(variables, own, strict=True):
-                variable.assign(value)
 
     def to_broadcast(self) -> list[Any]:
         """Return nothing: every worker has averages of its own."""
@@ -164,42 +150,15 @@ class ShardedState(CommonShardedState, TrainingState):
         for name, count in self._steps.items():
             count.assign(int(state[name]))
 
-    def _fields(self, slot: ShardedSlot) -> list[Field]:
-        fields = [replace(f, prefix=slot.prefix) for bucket in self._shards.buckets for f in bucket.fields]
-        check_unique((field.name, field.path) for field in fields)
-        return fields
+    def _fields(self, slot: ShardedSlot) -> Iterator[Field]:
+        return (replace(field, prefix=slot.prefix) for field in self._shards.entries)
 
-    def _scatter(self, slot: ShardedSlot, state: PortableState) -> None:
-        self._shards.scatter_from_root(
-            lambda bucket: _filled(bucket, slot, state),
-            lambda segment, values: slot.of(segment).assign(values),
-            f"slot.{slot.prefix}",
-        )
+    def _arrays(self, field: Field, values: Mapping[int, Any]) -> Iterable[tuple[str, Any]]:
+        own = values.get(id(field.variable))
+        yield field.name, field.read() if own is None else own.reshape(field.shape)
 
-    def _make_room(self, spool: Spool) -> dict[str, NDArray[Any]]:
-        return {
-            field.name: spool.empty(field.shape, bucket.dtype.as_numpy_dtype)
-            for slot in self._sharded
-            for bucket in self._shards.buckets
-            for field in (replace(f, prefix=slot.prefix) for f in bucket.fields)
-        }
-
-    def _put(self, room: dict[str, NDArray[Any]], number: int, bucket: Bucket, flat: NDArray[Any]) -> None:
-        for field, numbers in bucket.parted(flat):
-            room[f"{self._sharded[number].prefix}/{field.path}"][...] = numbers.reshape(field.shape)
+    def _fill(self, field: Field, values: Mapping[int, Any], state: PortableState) -> None:
+        values[id(field.variable)][...] = state[field.name].reshape(-1)
 
     def _gather_counts(self) -> PortableState:
         return {name: np.asarray(count.numpy(), np.int64) for name, count in self._steps.items()}
-
-    def _gathered(self, kept: PortableState, room: dict[str, NDArray[Any]], spool: Spool) -> ReadyState:
-        for field in self.model.fields:
-            room[field.name] = spool.keep(field.read())
-        return ReadyState({**room, **kept})
-
-
-def _filled(bucket: Bucket, slot: ShardedSlot, state: PortableState) -> NDArray[Any]:
-    """Return a slot's values of a bucket as a vector."""
-    flat = np.zeros(bucket.layout.length, bucket.dtype.as_numpy_dtype)
-    for field, numbers in bucket.parted(flat):
-        numbers[...] = state[f"{slot.prefix}/{field.path}"].reshape(-1)
-    return flat

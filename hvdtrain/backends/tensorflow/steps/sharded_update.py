@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from hvdtrain.backends.reduction import GradientReducer
 from hvdtrain.backends.tensorflow.reduction.sharded import Sharded
-from hvdtrain.backends.tensorflow.reduction.sharded_parameters import OwnSegment, ShardedParameters
+from hvdtrain.backends.tensorflow.reduction.sharded_parameters import ShardedParameters, segment_of
 from hvdtrain.backends.tensorflow.state.model_state import Field
 from hvdtrain.backends.tensorflow.steps.update import Update, all_agree
 
@@ -27,18 +27,18 @@ class ShardedUpdate(Update):
         self._shards.use(gradients)
         with self._after_reductions():
             self._shards.follow()
-        own = [gradient for _, gradient in self._own_gradients(gradients)]
+        own = self._own_gradients(gradients)
         super().update(own or [tf.zeros([0])], learning_rate)
-        self._shards.gather(lambda segment: segment.variable.value, "parameters")
+        self._shards.gather(lambda segment: segment.tensor.value, "parameters")
 
     def _updated(self) -> list[tuple[str, Any]]:
-        paths = [segment.field.path for segment in self._shards.segments] or [""]
+        paths = [segment.entry.path for segment in self._shards.segments] or [""]
         return list(zip(paths, self._shards.variables, strict=True))
 
-    def _own_gradients(self, gradients: Sequence[Tensor]) -> list[tuple[OwnSegment, Tensor]]:
+    def _own_gradients(self, gradients: Sequence[Tensor]) -> list[Tensor]:
         """Return the gradient of each segment, in the order in which the optimizer has them."""
         by_path = {field.path: gradient for field, gradient in zip(self._fields, gradients, strict=True)}
-        return [(segment, segment.of(by_path[segment.field.path])) for segment in self._shards.segments]
+        return [segment_of(segment, by_path[segment.entry.path]) for segment in self._shards.segments]
 
 
 class ShardedGradientsUpdate(ShardedUpdate):
@@ -69,9 +69,7 @@ class ShardedGradientsUpdate(ShardedUpdate):
 
     _agreed = staticmethod(all_agree)
 
-    def _own_gradients(self, gradients: Sequence[Tensor]) -> list[tuple[OwnSegment, Tensor]]:
+    def _own_gradients(self, gradients: Sequence[Tensor]) -> list[Tensor]:
         return [
-            (segment, segment.in_part(gradients[bucket.number]))
-            for bucket in self._shards.buckets
-            for segment in bucket.segments
+            s.in_part(gradients[bucket.number]) for bucket in self._shards.buckets for s in bucket.segments
         ]

@@ -50,7 +50,7 @@ class Sharded(Reducer):
         self._sent.clear()
         for bucket in self._buckets if parameters else ():
             for entry in bucket.entries:
-                hook = entry.tensor.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+                hook = entry.tensor.register_post_accumulate_grad_hook(
                     partial(self._complete, bucket, entry.path)
                 )
                 self._hooks.append(hook)
@@ -59,7 +59,7 @@ class Sharded(Reducer):
         """Begin the sums of the next step. Local: no collective."""
         self.reached = set()
         self._sent.clear()
-        self._sums = [bucket.zeros(bucket.layout.part) for bucket in self._buckets]
+        self._sums = [torch.zeros(bucket.layout.part, **bucket.kind) for bucket in self._buckets]
 
     @contextmanager
     def in_pass(self) -> Iterator[None]:
@@ -117,7 +117,7 @@ class Sharded(Reducer):
     def _add(self, handle: Any, bucket: Bucket, factor: int) -> None:
         """Wait for what a bucket receives, and add it to this worker's part of the gradients."""
         received, _ = hvd.synchronize(handle)
-        kind = bucket.entries[0].tensor.dtype
+        kind = bucket.kind["dtype"]
         if received.dtype == torch.int16:
             received = received.view(self._kind)
         total = self._sums[bucket.number]

@@ -1,14 +1,13 @@
 """PyTorch's parameters divided among the workers; ``reduction/shards.py`` says which numbers are whose."""
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 import horovod.torch as hvd
 import torch
 
-from hvdtrain.backends.reduction.shards import ShardedBucket, shard
+from hvdtrain.backends.reduction.shards import CommonBucket, CommonShardedParameters, Values
 from hvdtrain.backends.torch.reduction.broadcast import wait_for_all
 from hvdtrain.backends.torch.state.model_state import Entry
 from hvdtrain.config import Config
@@ -17,54 +16,27 @@ from hvdtrain.workers.agreement import Workers
 _LARGE = 1 << 15  # numbers: from there on, a message costs less than the copies of joining
 
 
-@dataclass(frozen=True, eq=False)
-class OwnSegment:
-    """What this worker owns of one parameter."""
-
-    entry: Entry  # the parameter
-    tensor: torch.Tensor  # its part, a vector in the parameter's own memory; what the optimizer updates
-    begin: int  # the first of its numbers, in the parameter's memory
-    end: int  # the number after its last one
-    offset: int  # its offset in the worker's part of the bucket
-
-    def in_part(self, part: torch.Tensor) -> torch.Tensor:
-        """Return the segment's place in a vector with the worker's part of the bucket."""
-        return part[self.offset : self.offset + self.end - self.begin]
-
-
-@dataclass(frozen=True, eq=False)
-class Bucket:
+class Bucket(CommonBucket):
     """Parameters of one type that are gathered at once."""
 
-    number: int  # its place among the buckets
-    layout: ShardedBucket  # which numbers belong to whom
-    entries: tuple[Entry, ...]  # the parameters, in the order of the layout
-    segments: tuple[OwnSegment, ...]  # what this worker owns
-
-    def zeros(self, numbers: int) -> torch.Tensor:
-        """Return a vector of the parameters' type."""
-        return torch.zeros(numbers, dtype=self.entries[0].tensor.dtype, device=self.entries[0].tensor.device)
-
-    def part_of(self, values: Callable[[OwnSegment], torch.Tensor]) -> torch.Tensor:
-        """Return this worker's part of something that every segment has, zeros where no parameter stands."""
-        part = self.zeros(self.layout.part)
-        for segment in self.segments:
-            segment.in_part(part).copy_(values(segment))
-        return part
+    @property
+    def kind(self) -> dict[str, Any]:
+        """Type and device of the parameters."""
+        first: torch.Tensor = self.entries[0].tensor
+        return {"dtype": first.dtype, "device": first.device}
 
     def take_gradients(self) -> torch.Tensor:
         """Return a vector with the gradients of the bucket, zeros for none; the parameters lose them."""
-        first, length = self.entries[0].tensor, self.layout.length
-        flat = torch.empty(length, dtype=first.dtype, device=first.device)
-        ends = [*self.layout.begins.values(), length][1:]
-        for entry, view, end in zip(self.entries, self.views(flat), ends, strict=True):
+        flat = torch.zeros(self.layout.length, **self.kind)
+        for entry, view in zip(self.entries, self.views(flat), strict=True):
             gradient, entry.tensor.grad = entry.tensor.grad, None
-            if gradient is None:
-                view.zero_()
-            else:
+            if gradient is not None:
                 view.copy_(gradient.to_dense() if gradient.is_sparse else gradient)
-            flat[self.layout.begins[entry.path] + entry.tensor.numel() : end].zero_()  # padding
         return flat
+
+    def by_tensor(self, flat: torch.Tensor) -> dict[int, torch.Tensor]:
+        """Return the parameters' places by the identities of these."""
+        return {id(e.tensor): view for e, view in zip(self.entries, self.views(flat), strict=True)}
 
     def views(self, flat: torch.Tensor) -> list[torch.Tensor]:
         """Return the parameters' places in a vector with the whole bucket, laid out as the parameters."""
@@ -74,51 +46,27 @@ class Bucket:
         ]
 
 
-class ShardedParameters:
+class ShardedParameters(CommonShardedParameters):
     """The trainable parameters of a model, of which every worker updates a part."""
 
-    def __init__(self, trainable: Sequence[Entry], workers: Workers) -> None:
-        self.workers = workers
-        self.buckets: list[Bucket] = []
-        kinds: dict[tuple[torch.dtype, torch.device], dict[str, Entry]] = {}
-        for entry in reversed(trainable):
-            _make_dense(entry.tensor)
-            kinds.setdefault((entry.tensor.dtype, entry.tensor.device), {})[entry.path] = entry
-        for (dtype, _), entries in kinds.items():
-            sizes = {path: entry.tensor.numel() for path, entry in entries.items()}
-            for layout in shard(sizes, workers.size, dtype.itemsize):
-                own = [
-                    OwnSegment(
-                        entries[s.name],
-                        memory_of(entries[s.name].tensor)[s.begin : s.end],
-                        s.begin,
-                        s.end,
-                        s.offset,
-                    )
-                    for s in layout.segments[workers.rank]
-                ]
-                members = tuple(entries[name] for name in layout.begins)
-                self.buckets.append(Bucket(len(self.buckets), layout, members, tuple(own)))
-        self._places = [entry.tensor.data_ptr() for entry in self._entries]
+    bucket = Bucket
 
-    @property
-    def segments(self) -> list[OwnSegment]:
-        """What this worker owns, in the order of the buckets."""
-        return [segment for bucket in self.buckets for segment in bucket.segments]
+    def __init__(self, trainable: Sequence[Entry], workers: Workers) -> None:
+        super().__init__(trainable, workers)
+        self._places = self._find_places()
 
     def follow(self) -> None:
         """Let the segments follow parameters that have been given other memory."""
-        places = [entry.tensor.data_ptr() for entry in self._entries]
-        if places == self._places:
+        if self._find_places() == self._places:
             return
-        for entry in self._entries:
+        for entry in self.entries:
             _make_dense(entry.tensor)
         for segment in self.segments:
-            segment.tensor.data = memory_of(segment.entry.tensor)[segment.begin : segment.end]
-        self._places = [entry.tensor.data_ptr() for entry in self._entries]
+            segment.tensor.data = self._vector_of(segment.entry, segment.begin, segment.end)
+        self._places = self._find_places()
 
     @torch.no_grad()
-    def gather(self, values: Callable[[OwnSegment], torch.Tensor], name: str) -> None:
+    def gather(self, values: Values, name: str) -> None:
         """Collective. Set every parameter, from what each worker has for its segments.
 
         Over MPI, large segments go from their owners' parameters into those of the others without a copy.
@@ -131,39 +79,8 @@ class ShardedParameters:
             self._spread(name)
             return
         for bucket in self.buckets:
-            flat = hvd.allgather(bucket.part_of(values), name=f"hvdtrain.{name}.{bucket.number}")
+            flat = hvd.allgather(self._part_of(bucket, values), name=f"hvdtrain.{name}.{bucket.number}")
             torch._foreach_copy_([entry.tensor.detach() for entry in bucket.entries], bucket.views(flat))
-
-    @torch.no_grad()
-    def gather_on_root(
-        self, values: Callable[[OwnSegment], torch.Tensor], name: str
-    ) -> Iterator[tuple[Bucket, torch.Tensor]]:
-        """Collective. Yield each bucket with what all workers have for it; with nothing on ranks but 0.
-
-        Every worker must take all buckets.
-        """
-        for bucket in self.buckets:
-            splits = torch.zeros(self.workers.size, dtype=torch.int32)
-            splits[0] = bucket.layout.part
-            flat, _ = hvd.alltoall(bucket.part_of(values), splits, name=f"hvdtrain.{name}.{bucket.number}")
-            yield bucket, flat
-
-    @torch.no_grad()
-    def scatter_from_root(
-        self,
-        fill: Callable[[Bucket, torch.Tensor], None],
-        take: Callable[[OwnSegment, torch.Tensor], None],
-        name: str,
-    ) -> None:
-        """Collective. Give every worker its part of what rank 0 has, one bucket after the other."""
-        for bucket in self.buckets:
-            flat = bucket.zeros(bucket.layout.length)
-            if self.workers.rank == 0:
-                fill(bucket, flat)
-            hvd.broadcast_(flat, 0, name=f"hvdtrain.{name}.{bucket.number}")
-            begin = self.workers.rank * bucket.layout.part
-            for segment in bucket.segments:
-                take(segment, segment.in_part(flat[begin : begin + bucket.layout.part]))
 
     def _spread(self, name: str) -> None:
         """Collective. Give every worker the segments of the others, in the parameters' own memory."""
@@ -189,9 +106,47 @@ class ShardedParameters:
             places = [memory for memories in ranks for memory in memories]
             torch._foreach_copy_(places, list(flat.split([len(place) for place in places])))
 
-    @property
-    def _entries(self) -> list[Entry]:
-        return [entry for bucket in self.buckets for entry in bucket.entries]
+    def _find_places(self) -> list[int]:
+        return [entry.tensor.data_ptr() for entry in self.entries]
+
+    def _kind_of(self, entry: Entry) -> tuple[Any, ...]:
+        _make_dense(entry.tensor)
+        return entry.tensor.itemsize, entry.tensor.dtype, entry.tensor.device
+
+    def _length_of(self, entry: Entry) -> int:
+        return entry.tensor.numel()
+
+    def _vector_of(self, entry: Entry, begin: int, end: int) -> torch.Tensor:
+        return memory_of(entry.tensor)[begin:end]
+
+    def _copies(self) -> list[torch.Tensor]:
+        return [entry.tensor.detach().clone() for entry in self.entries]
+
+    @torch.no_grad()
+    def _restore(self, copies: list[torch.Tensor]) -> None:
+        torch._foreach_copy_([entry.tensor.detach() for entry in self.entries], copies)
+
+    @torch.no_grad()
+    def _part_of(self, bucket: Bucket, values: Values) -> torch.Tensor:
+        part = torch.zeros(bucket.layout.part, **bucket.kind)
+        for segment in bucket.segments:
+            segment.in_part(part).copy_(values(segment))
+        return part
+
+    def _zeros_of(self, bucket: Bucket) -> torch.Tensor:
+        return torch.zeros(bucket.layout.length, **bucket.kind)
+
+    def _all_to_all(self, part: torch.Tensor, splits: Any, name: str) -> torch.Tensor:
+        received: torch.Tensor = hvd.alltoall(part, torch.from_numpy(splits), name=name)[0]
+        return received.cpu()
+
+    def _broadcast(self, flat: torch.Tensor, name: str) -> torch.Tensor:
+        hvd.broadcast_(flat, 0, name=name)
+        return flat
+
+    @torch.no_grad()
+    def _set(self, target: torch.Tensor, values: torch.Tensor) -> None:
+        target.copy_(values)
 
 
 def memory_of(tensor: torch.Tensor) -> torch.Tensor:

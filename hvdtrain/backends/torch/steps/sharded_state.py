@@ -1,8 +1,9 @@
 """Sharded state in PyTorch as portable state: gathered part by part on rank 0, and given out again."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import horovod.torch as hvd
@@ -10,20 +11,15 @@ import numpy as np
 import torch
 
 from hvdtrain.backends.portable.initial_values import PREFIX
-from hvdtrain.backends.portable.names import PRIVATE, check_unique
-from hvdtrain.backends.portable.training_state import CommonShardedState, ShardedSlot, Spool
+from hvdtrain.backends.portable.names import PRIVATE
+from hvdtrain.backends.portable.training_state import CommonShardedState, ShardedSlot
 from hvdtrain.backends.records import PortableState
-from hvdtrain.backends.torch.reduction.sharded_parameters import (
-    Bucket,
-    OwnSegment,
-    ShardedParameters,
-    memory_of,
-)
-from hvdtrain.backends.torch.state.model_state import Entry, Field, ModelState
+from hvdtrain.backends.reduction.shards import OwnSegment
+from hvdtrain.backends.torch.reduction.sharded_parameters import ShardedParameters
+from hvdtrain.backends.torch.state.model_state import Field, ModelState
 from hvdtrain.backends.torch.state.moving_state import ExponentialMovingAverage
 from hvdtrain.backends.torch.steps.optimizer_state import SLOTS, TrainingState
 from hvdtrain.backends.torch.steps.optimizers import LAMB, LARS, Group, Tensors
-from hvdtrain.backends.workers import peer_errors
 from hvdtrain.errors import TaskError
 from hvdtrain.workers.agreement import Workers
 
@@ -103,31 +99,21 @@ class ShardedMovingAverage(ExponentialMovingAverage):
     def __init__(self, model: ModelState, decay: float | None, shards: ShardedParameters) -> None:
         super().__init__(model, None)
         self.decay = decay or 0.0
-        self._shards = shards
-        segments = shards.segments if decay is not None else []
+        self._shards, self.is_kept = shards, decay is not None
+        segments = shards.segments if self.is_kept else []
         self._weights = [segment.tensor for segment in segments]
         self._averages = [weight.clone() for weight in self._weights]
-        self._paths = [f"{segment.entry.path}.{segment.begin}" for segment in segments]
-        self.of_segment = {
-            id(segment): average for segment, average in zip(segments, self._averages, strict=True)
-        }
-        self.is_kept = decay is not None
+        self._of_segment = dict(zip(map(id, segments), self._averages, strict=True))
+
+    def of(self, segment: OwnSegment) -> torch.Tensor:
+        """Return the average of a segment."""
+        return self._of_segment[id(segment)]
 
     @contextmanager
     def in_model(self) -> Iterator[None]:
         """Collective. Return a context in which the model's weights are the averages of all workers."""
-        if not self.is_kept:
+        with self._shards.replaced(self.of, "ema") if self.is_kept else nullcontext():
             yield
-            return
-        entries = [entry for bucket in self._shards.buckets for entry in bucket.entries]
-        own = [entry.tensor.detach().clone() for entry in entries]
-        with peer_errors():
-            self._shards.gather(lambda segment: self.of_segment[id(segment)], "ema")
-        try:
-            yield
-        finally:
-            with torch.no_grad():
-                torch._foreach_copy_([entry.tensor.detach() for entry in entries], own)
 
 
 _STEP = "optimizer/step"
@@ -144,21 +130,16 @@ class ShardedState(CommonShardedState, TrainingState):
         shards: ShardedParameters,
     ) -> None:
         super().__init__(model, {}, ema)
-        self._optimizer = optimizer
-        self._shards = shards
+        self._optimizer, self._shards = optimizer, shards
         group = optimizer.param_groups[0]
-        self._counts_steps = "betas" in group
-        keys = (
-            ["exp_avg", "exp_avg_sq"]
-            if self._counts_steps
-            else ["momentum_buffer"]
-            if group["momentum"]
-            else []
-        )
-        self._sharded = [ShardedSlot(f"optimizer/{SLOTS[key]}", False, self._reader_of(key)) for key in keys]
+        self._count_names = [_STEP] if "betas" in group else []
+        momentum = [] if self._count_names or not group["momentum"] else ["momentum_buffer"]
+        self._sharded = [
+            ShardedSlot(f"optimizer/{SLOTS[key]}", False, partial(self._slot_of, key))
+            for key in (["exp_avg", "exp_avg_sq"] if self._count_names else momentum)
+        ]
         if ema.is_kept:
-            self._sharded.append(ShardedSlot(PREFIX, True, lambda segment: ema.of_segment[id(segment)]))
-        self._count_names = [_STEP] if self._counts_steps else []
+            self._sharded.append(ShardedSlot(PREFIX, True, ema.of))
         self._entries = [entry for entry in model.entries if entry.trainable]
 
     def broadcast_optimizers(self, workers: Workers, root: int) -> None:
@@ -171,106 +152,45 @@ class ShardedState(CommonShardedState, TrainingState):
     def check(self) -> None:
         """Do nothing: everything that hvdtrain's optimizers keep can be saved."""
 
-    def _reader_of(self, key: str) -> Callable[[OwnSegment], torch.Tensor]:
-        def read(segment: OwnSegment) -> torch.Tensor:
-            value: torch.Tensor = self._optimizer.state[segment.tensor][key]
-            return value
+    def _slot_of(self, key: str, segment: OwnSegment) -> torch.Tensor:
+        value: torch.Tensor = self._optimizer.state[segment.tensor][key]
+        return value
 
-        return read
-
-    def _fields(self, slot: ShardedSlot) -> list[Field]:
+    def _fields(self, slot: ShardedSlot) -> Iterator[Field]:
         trainable = {id(entry.tensor) for entry in self._entries}
-        found = []
         for field in self.model.fields:
             known = [id(tensor) in trainable for tensor in field.tensors]
             if slot.is_ema and any(known):
-                found.append(replace(field, prefix=slot.prefix))
+                yield replace(field, prefix=slot.prefix)
             elif not slot.is_ema and all(known):
                 layout = field.layout.of_slots or field.layout
-                found.append(replace(field, prefix=slot.prefix, layout=layout, torch_names=()))
-        return found
+                yield replace(field, prefix=slot.prefix, layout=layout, torch_names=())
 
-    def _fill(self, bucket: Bucket, flat: torch.Tensor, slot: ShardedSlot, state: PortableState) -> None:
-        """Write a slot's values of a bucket into a vector."""
-        views = dict(zip(map(_key, bucket.entries), bucket.views(flat), strict=True))
-        for field in self._fields(slot):
-            if any(id(tensor) in views for tensor in field.tensors):
-                tensors = tuple(views.get(id(t), torch.empty_like(t)) for t in field.tensors)
-                replace(field, tensors=tensors).write(state)
+    def _arrays(self, field: Field, values: Mapping[int, torch.Tensor]) -> Iterable[tuple[str, Any]]:
+        return field.arrays(values.get(id(tensor), tensor) for tensor in field.tensors)
 
-    def _scatter(self, slot: ShardedSlot, state: PortableState) -> None:
-        self._shards.scatter_from_root(
-            lambda bucket, flat: self._fill(bucket, flat, slot, state),
-            lambda segment, values: slot.of(segment).copy_(values),
-            f"slot.{slot.prefix}",
-        )
+    def _fill(self, field: Field, values: Mapping[int, torch.Tensor], state: PortableState) -> None:
+        tensors = tuple(values.get(id(t), torch.empty_like(t)) for t in field.tensors)
+        replace(field, tensors=tensors).write(state)
 
     def _scatter_counts(self, state: PortableState) -> None:
-        if self._counts_steps:
-            counts = [float(self._count_in(state, entry)) for entry in self._entries]
-            found = hvd.broadcast(torch.tensor(counts, dtype=torch.float64), 0, name="hvdtrain.step_counts")
-            self._set_counts(found)
-
-    def _make_room(self, spool: Spool) -> dict[tuple[int, int], torch.Tensor]:
-        return {
-            (number, bucket.number): _tensor(spool, bucket.layout.length, bucket.entries[0].tensor.dtype)
-            for number in range(len(self._sharded))
-            for bucket in self._shards.buckets
-        }
-
-    def _put(
-        self, room: dict[tuple[int, int], torch.Tensor], number: int, bucket: Bucket, flat: torch.Tensor
-    ) -> None:
-        room[number, bucket.number].copy_(flat)
-
-    def _gathered(
-        self, kept: PortableState, room: dict[tuple[int, int], torch.Tensor], spool: Spool
-    ) -> "ShardedSnapshot":
-        fields = []
-        for number, slot in enumerate(self._sharded):
-            views: dict[int, torch.Tensor] = {}
-            for bucket in self._shards.buckets:
-                values = bucket.views(room[number, bucket.number])
-                views |= dict(zip(map(_key, bucket.entries), values, strict=True))
-            fields += [
-                replace(field, tensors=tuple(views.get(id(t), t.detach()) for t in field.tensors))
-                for field in self._fields(slot)
-            ]
-        check_unique((field.name, field.name) for field in fields)
-        copies = self._model_copies(spool)
-        fields += [replace(f, tensors=tuple(copies[id(t)] for t in f.tensors)) for f in self.model.fields]
-        return ShardedSnapshot(fields, kept, spool)
-
-    def _model_copies(self, spool: Spool) -> dict[int, torch.Tensor]:
-        copies: dict[int, torch.Tensor] = {}
-        for field in self.model.fields:
-            for tensor in field.tensors:
-                if id(tensor) not in copies:
-                    room = _tensor(spool, tensor.numel(), tensor.dtype)
-                    copies[id(tensor)] = room.view(tensor.shape).copy_(tensor.detach())
-        return copies
-
-    def _count_in(self, state: PortableState, entry: Entry) -> Any:
+        if not self._count_names:
+            return
         last = state.get(_STEP, np.asarray(0))
-        return state.get(f"{PRIVATE['torch']}{_STEP}/{entry.path}", last).item()
-
-    def _set_counts(self, counts: torch.Tensor) -> None:
-        by_tensor = {id(e.tensor): count for e, count in zip(self._entries, counts.tolist(), strict=True)}
+        names = [f"{PRIVATE['torch']}{_STEP}/{entry.path}" for entry in self._entries]
+        counts = torch.tensor([state.get(name, last).item() for name in names], dtype=torch.float64)
+        found = hvd.broadcast(counts, 0, name="hvdtrain.step_counts").tolist()
+        by_tensor = {id(entry.tensor): count for entry, count in zip(self._entries, found, strict=True)}
         for segment in self._shards.segments:
-            self._optimizer.state[segment.tensor]["step"].fill_(by_tensor[id(segment.entry.tensor)])
+            self._slot_of("step", segment).fill_(by_tensor[id(segment.entry.tensor)])
 
     def _gather_counts(self) -> PortableState:
         # the owner of a parameter's first number knows its count
-        if not self._counts_steps:
+        if not self._count_names:
             return {}
-        own = {
-            id(segment.entry.tensor): self._optimizer.state[segment.tensor]["step"].item()
-            for segment in self._shards.segments
-            if segment.begin == 0
-        }
-        counts = torch.tensor(
-            [own.get(id(entry.tensor), 0.0) for entry in self._entries], dtype=torch.float64
-        )
+        firsts = [segment for segment in self._shards.segments if segment.begin == 0]
+        own = {id(segment.entry.tensor): self._slot_of("step", segment).item() for segment in firsts}
+        counts = torch.tensor([own.get(id(e.tensor), 0.0) for e in self._entries], dtype=torch.float64)
         found = hvd.allreduce(counts, op=hvd.Sum, name="hvdtrain.step_counts").tolist()
         last = max(found)
         state: PortableState = {_STEP: np.asarray(int(last), np.int64)}
@@ -278,37 +198,3 @@ class ShardedState(CommonShardedState, TrainingState):
             if count != last and entry.tensor.numel():
                 state[f"{PRIVATE['torch']}{_STEP}/{entry.path}"] = np.asarray(count)
         return state
-
-
-class ShardedSnapshot:
-    """A copy of a whole state on its way to portable state."""
-
-    def __init__(self, fields: Sequence[Field], numbers: PortableState, spool: Spool) -> None:
-        self._fields = list(fields)
-        self._numbers = numbers
-        self._spool = spool
-
-    def read(self) -> PortableState:
-        """Lay the copies out; may be called once, in another thread."""
-        state: PortableState = dict(self._numbers)
-        self._fields.reverse()
-        while self._fields:
-            field = self._fields.pop()
-            for name, array in field.arrays(field.tensors):
-                is_spooled = any(np.may_share_memory(array, _memory(t)) for t in field.tensors)
-                state[name] = array if is_spooled else self._spool.keep(array)
-        return state
-
-
-def _memory(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
-    memory: np.ndarray[Any, Any] = memory_of(tensor).view(torch.uint8).numpy()
-    return memory
-
-
-def _tensor(spool: Spool, numbers: int, dtype: torch.dtype) -> torch.Tensor:
-    """Return a vector on the host, whose memory a spool makes."""
-    return torch.from_numpy(spool.empty((numbers * dtype.itemsize,), np.uint8)).view(dtype)
-
-
-def _key(entry: Entry) -> int:
-    return id(entry.tensor)

@@ -7,14 +7,10 @@ import horovod.torch as hvd
 import torch
 
 from hvdtrain.backends.reduction import GradientReducer
+from hvdtrain.backends.reduction.shards import OwnSegment
 from hvdtrain.backends.torch.reduction.flat import laid_out_as
 from hvdtrain.backends.torch.reduction.sharded import Sharded
-from hvdtrain.backends.torch.reduction.sharded_parameters import (
-    Bucket,
-    OwnSegment,
-    ShardedParameters,
-    memory_of,
-)
+from hvdtrain.backends.torch.reduction.sharded_parameters import Bucket, ShardedParameters, memory_of
 from hvdtrain.backends.torch.state.model_state import Entry
 from hvdtrain.backends.torch.steps.update import Update, all_agree
 from hvdtrain.host.cores import keep_freed
@@ -54,7 +50,9 @@ class ShardedUpdate(Update):
     def _gradient_of(self, _: Bucket, segment: OwnSegment) -> torch.Tensor:
         parameter = segment.entry.tensor
         assert parameter.grad is not None  # unused parameters have zeros
-        return memory_of(_dense(parameter, parameter.grad))[segment.begin : segment.end]
+        gradient = parameter.grad.detach()
+        gradient = laid_out_as(parameter, gradient.to_dense() if gradient.is_sparse else gradient)
+        return memory_of(gradient)[segment.begin : segment.end]
 
 
 class ShardedGradientsUpdate(ShardedUpdate):
@@ -111,15 +109,10 @@ class ShardedGradientsUpdate(ShardedUpdate):
         self._sums = []
 
     def _gradient_of(self, bucket: Bucket, segment: OwnSegment) -> torch.Tensor:
-        return segment.in_part(self._sums[bucket.number])
+        part: torch.Tensor = segment.in_part(self._sums[bucket.number])
+        return part
 
     def _gradients(self) -> list[torch.Tensor]:
         return self._sums
 
     _agreed = staticmethod(all_agree)
-
-
-def _dense(parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
-    """Return a gradient that is dense and whose numbers lie in memory as the parameter's do."""
-    gradient = gradient.detach()
-    return laid_out_as(parameter, gradient.to_dense() if gradient.is_sparse else gradient)
