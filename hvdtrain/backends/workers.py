@@ -20,10 +20,9 @@ _MOST_CHARACTERS = 400
 
 
 def abort_collectives(reason: str) -> None:
-    """Let the collectives of this process, and an ``hvd.init()`` that is under way, fail within 50 ms.
+    """Let collectives of this process, and an ``hvd.init()`` that is under way, fail within 50 ms. Local.
 
-    Local, and may be called from every thread. The thread that waits gets Horovod's error, or ValueError from
-    ``hvd.init()``. Collectives fail until the next ``hvd.init()``. Over MPI nothing happens.
+    They fail until the next ``hvd.init()``, in every thread. Over MPI nothing happens.
     """
     for library in _libraries():
         function(library)(reason[:_MOST_CHARACTERS].encode(errors="replace"))
@@ -55,8 +54,7 @@ def check_abort() -> None:
 
 GATHER = -1  # in place of the root of a broadcast
 
-# what the worker calls, whether it has an error in place of an object, and the length
-_HEAD = struct.Struct("<i?Q")
+_LENGTH = struct.Struct("<Q")  # of a message, before it
 
 
 class Sized(Protocol):
@@ -75,23 +73,13 @@ def group_of(workers: object) -> dict[str, Any]:
 
 
 class HorovodWorkers:
-    """Workers over an initialised Horovod binding.
+    """Workers over an initialised Horovod binding, whose bytes ``collectives`` moves.
 
     Objects travel as ``wire.py`` encodes them. Horovod's own functions for objects are not used: they
     unpickle what other workers send, which executes code of the sender's choice.
-
-    Args:
-        hvd: ``horovod.torch`` or ``horovod.tensorflow``, after its ``init()``.
-        collectives: moves bytes through it, a ``Collectives``.
-        membership: this worker's part in an elastic job; None in other jobs.
     """
 
-    def __init__(
-        self,
-        hvd: Any,
-        collectives: Any,
-        membership: Membership | None = None,
-    ) -> None:
+    def __init__(self, hvd: Any, collectives: Any, membership: Membership | None = None) -> None:
         self._hvd, self._collectives, self._membership = hvd, collectives, membership
         self.is_elastic = membership is not None
         self.rank: int = hvd.rank()
@@ -146,43 +134,41 @@ class HorovodWorkers:
         """Collective. Return the root's value, which must be of types that travel, on every worker."""
         if self.size == 1:
             return value
-        message = self._exchange(root, value if self.rank == root else None)[root]
-        return value if self.rank == root else wire.decode(message, f"rank {root}")
+        found = self._exchange(root, value if self.rank == root else None)[root]
+        return value if self.rank == root else found
 
     def allgather_object(self, value: Any) -> list[Any]:
         """Collective. Return the values of all workers, in the order of ranks, on every worker."""
         if self.size == 1:
             return [value]
-        messages = self._exchange(GATHER, value)
-        return [wire.decode(message, f"rank {rank}") for rank, message in enumerate(messages)]
+        return self._exchange(GATHER, value)
 
     def barrier(self) -> None:
         """Collective. Wait until every worker is here."""
         self.allgather_object(None)
 
     def have_failed(self) -> bool:
-        """Collective among workers that fail. Return, when all have called it, whether all may continue.
+        """Collective among workers that fail. Return whether none of them has an operation under way.
 
-        They may not if one of them has an operation under way: the others may not have begun it. Under a
-        name of its own: another worker may wait in another collective for this one.
+        Under a name of its own: another worker may wait in another collective for this one.
         """
         if self.size == 1:
             return True
         is_under_way = np.array([self._collectives.is_under_way()], np.uint8)
         return not self._collectives.join(is_under_way, "hvdtrain.failed").any()
 
-    def _exchange(self, purpose: int, value: Any) -> list[memoryview]:
-        """Collective. Return what all workers have encoded, in the order of ranks."""
+    def _exchange(self, purpose: int, value: Any) -> list[Any]:
+        """Collective. Return the objects of all workers, in the order of ranks."""
+        message = np.frombuffer(packed(purpose, value), np.uint8)
         with peer_errors():
-            joined = self._collectives.join(frame(purpose, value))
-        return messages_in(joined, self.size, purpose)
+            joined = self._collectives.join(message)
+        return unpacked(joined, self.size, purpose)
 
 
 class peer_errors:  # noqa: N801 - used as a statement
     """Return a context in which the failure of a collective becomes a PeerLostError.
 
-    PyTorch's binding raises HorovodInternalError; TensorFlow's raises its own error classes, also
-    out of a compiled step, with Horovod's text in them.
+    PyTorch's binding raises HorovodInternalError; TensorFlow's its own errors with Horovod's text in them.
     """
 
     def __enter__(self) -> None:
@@ -246,59 +232,44 @@ def first_line(error: Exception) -> str:
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
-def frame(purpose: int, value: Any) -> NDArray[np.uint8]:
-    """Return a worker's object as bytes to send.
-
-    An object that cannot travel is replaced by the error: the worker must take part in the collective, for
-    which the others wait.
-    """
-    failure: ExchangeError | None = None
+def packed(purpose: int, value: Any) -> bytes:
+    """Return a worker's object as bytes to send; of one that cannot travel, the error: the others wait for it."""
     try:
-        message = wire.encode(value)
-    except ExchangeError as error:
-        failure = error
+        message = wire.encode((purpose, value, None))
     except Exception as error:
-        failure = ExchangeError(f"an object for the other workers cannot be encoded: {error!r}")
-    if failure is not None:
-        message = wire.encode(failure)
-    data = bytearray(_HEAD.pack(purpose, failure is not None, len(message)))
-    data += message
-    return np.frombuffer(data, np.uint8)
+        failure = error if isinstance(error, ExchangeError) else None
+        failure = failure or ExchangeError(f"an object for the other workers cannot be encoded: {error!r}")
+        message = wire.encode((purpose, None, failure))
+    return _LENGTH.pack(len(message)) + message
 
 
-def messages_in(joined: NDArray[np.uint8], size: int, purpose: int) -> list[memoryview]:
-    """Return the encoded objects of all workers, in the order of ranks."""
-    rest, messages = joined.data, []
-    failure: ExchangeError | None = None
+def unpacked(joined: NDArray[np.uint8], size: int, purpose: int) -> list[Any]:
+    """Return the objects of all workers, in the order of ranks."""
+    rest, values, failures = joined.data, [], []
     for rank in range(size):
-        if len(rest) < _HEAD.size:
-            raise _unexpected(rank, f"{len(rest)} bytes")
-        found, is_error, length = _HEAD.unpack_from(rest)
-        rest = rest[_HEAD.size :]
-        if length > len(rest):
-            raise _unexpected(rank, f"a length of {length:,} bytes where {len(rest):,} are left")
-        if found != purpose:
-            raise _unexpected(rank, f"{_name(found)} where this worker has {_name(purpose)}")
-        message, rest = rest[:length], rest[length:]
-        if is_error and failure is None:
-            failure = _read_error(rank, message)
-        messages.append(message)
+        begin = _LENGTH.size
+        length = _LENGTH.unpack_from(rest)[0] if len(rest) >= begin else 0
+        if not 0 < length <= len(rest) - begin:
+            raise _unexpected(rank, f"a message of {length:,} of {len(rest):,} bytes")
+        message = wire.decode(rest[begin : begin + length], f"rank {rank}")
+        rest = rest[begin + length :]
+        if not isinstance(message, tuple) or len(message) != 3 or message[0] != purpose:
+            found = _name(message[0]) if isinstance(message, tuple) and message else "another message"
+            raise _unexpected(rank, f"{found} where this worker has {_name(purpose)}")
+        values.append(message[1])
+        if (failure := message[2]) is not None:
+            failures.append(
+                ExchangeError(f"{failure.problem} (on rank {rank})", failure.remedy, everywhere=True)
+            )
     if len(rest):
         raise _unexpected(size - 1, f"{len(rest):,} bytes too many")
-    if failure is not None:
-        raise failure
-    return messages
+    if failures:
+        raise failures[0]
+    return values
 
 
 def _name(purpose: int) -> str:
     return "a gathering of objects" if purpose == GATHER else f"a broadcast from rank {purpose}"
-
-
-def _read_error(rank: int, message: memoryview) -> ExchangeError:
-    error = wire.decode(message, f"rank {rank}")
-    if not isinstance(error, ExchangeError):
-        return _unexpected(rank, "an error of another kind")
-    return ExchangeError(f"{error.problem} (on rank {rank})", error.remedy, everywhere=True)
 
 
 def _unexpected(rank: int, found: str) -> ExchangeError:
