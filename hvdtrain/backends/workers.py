@@ -233,7 +233,7 @@ def first_line(error: Exception) -> str:
 
 
 def packed(purpose: int, value: Any) -> bytes:
-    """Return a worker's object as bytes to send; of one that cannot travel, the error: the others wait for it."""
+    """Return a worker's object as bytes to send; of one that cannot travel, the error."""
     try:
         message = wire.encode((purpose, value, None))
     except Exception as error:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from hvdtrain.backends.reduction import GradientReducer, Kept, fitting_state
-from hvdtrain.backends.reduction.low_rank import first_factor, matrix_shape
+from hvdtrain.backends.reduction.low_rank import first_factor, matrix_shape, orthonormal
 from hvdtrain.config.values import rank_of
 from hvdtrain.errors import TaskError
 
@@ -36,6 +36,21 @@ def test_the_first_factor_is_orthonormal_and_follows_from_seed_and_name():
     np.testing.assert_array_equal(q, first_factor("a/kernel", 20, 4, 0))
     assert not np.allclose(q, first_factor("b/kernel", 20, 4, 0))
     assert not np.allclose(q, first_factor("a/kernel", 20, 4, 1))
+
+
+@pytest.mark.parametrize("wrong", [np.nan, np.inf])
+def test_directions_are_orthonormal_and_those_of_other_numbers_are_not_finite(wrong):
+    random = np.random.RandomState(0)
+    arrays = [random.randn(count, 4).astype(np.float32) * 1e-30 for count in (3000, 9)]
+    arrays[0][:, 2] = arrays[0][:, 0] + 1e-4 * arrays[0][:, 1]  # depends on those before it
+    arrays[0][:, 3] += arrays[0][:, 0] * 1000
+    for found in orthonormal(arrays):
+        products = found.astype(np.float64).T @ found
+        np.testing.assert_allclose(products, np.diag(np.diag(products) > 0.5), atol=1e-6)
+    arrays[0][5, 1] = wrong
+    found = orthonormal(arrays)
+    assert not np.isfinite(found[0]).all()
+    assert np.isfinite(found[1]).all()
 
 
 @pytest.mark.parametrize(

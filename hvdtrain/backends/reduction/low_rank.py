@@ -11,7 +11,7 @@ alone, so that the curve does not depend on the number of workers. One worker al
 Source: Vogels et al. 2019 (arXiv:1905.13727).
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from math import prod
 from typing import Any, Self
 
@@ -25,8 +25,8 @@ from hvdtrain.config.values import rank_of
 from hvdtrain.data.order import mix
 
 # a column whose part that is its own is smaller than this, relative to the longest, is rounding of fp32
-LEAST_PART = 1e-5
-EXPONENT_BITS = 0x7FF << 52  # of a number of fp64: without the others, it is a power of two
+_LEAST_PART = 1e-5
+_EXPONENT_BITS = 0x7FF << 52  # of a number of fp64: without the others, it is a power of two
 _LEAST_GAIN = 2  # the two thin matrices have fewer numbers than the gradient by more than this factor
 
 
@@ -40,12 +40,63 @@ def matrix_shape(shape: tuple[int, ...], rank: int) -> tuple[int, int] | None:
     return (rows, columns) if _LEAST_GAIN * rank * (rows + columns) < rows * columns else None
 
 
-def part_bits(rows: int) -> int:
-    """Return how many bits of a column's numbers are multiplied at once.
+Matrices = Sequence[NDArray[Any]]
 
-    So few that sums of products of two such parts, which are smaller than 2 ** (bits + 1), are exact in fp64.
+
+def orthonormal(matrices: Matrices, refill: Matrices | None = None) -> list[NDArray[np.float32]]:
+    """Return matrices whose columns are orthonormal and span the same space, by Gram-Schmidt in fp64.
+
+    A column that depends on those before it becomes zero; with ``refill``, that column of it.
     """
-    return (51 - (rows - 1).bit_length()) // 2
+    if not matrices:
+        return []
+    with np.errstate(all="ignore"):
+        found = _orthonormal_once([matrix.astype(np.float64) for matrix in matrices])
+        if refill is not None:
+            found = _orthonormal_once([m + r * (m == 0).all(0) for m, r in zip(found, refill, strict=True)])
+        return [matrix.astype(np.float32) for matrix in found]
+
+
+def _orthonormal_once(matrices: Matrices) -> list[NDArray[Any]]:
+    """Do so once, for all matrices together: Gram-Schmidt on the products of their columns."""
+    matrices, products = _exact_products(matrices)
+    unit = np.eye(products.shape[-1])
+    turn = np.broadcast_to(unit, products.shape)
+    least = _LEAST_PART**2 * np.diagonal(products, axis1=1, axis2=2).max(1)
+    for j in range(len(unit)):
+        # column j is divided by its length, and taken out of those after it
+        own = products[:, j, j]
+        usable = (own > least) | np.isnan(own)
+        scale = np.where(usable, 1 / np.sqrt(own), 0.0)[:, None]
+        row = unit[j] * scale - products[:, j] * scale**2 * (np.arange(len(unit)) > j)
+        change = np.diag(1 - unit[j]) + unit[j][:, None] * row[:, None]
+        turn = turn @ change
+        products = np.swapaxes(change, 1, 2) @ products @ change
+    return [matrix @ turn[i] for i, matrix in enumerate(matrices)]
+
+
+def _exact_products(matrices: Matrices) -> tuple[list[NDArray[Any]], NDArray[Any]]:
+    """Return matrices in fixed point, and the products of their columns, of which no sum is rounded.
+
+    So it does not matter in which order they are added, which depends on the number of threads: workers that
+    have different numbers of them get the same. Each number has two parts, of which all products are whole:
+    of so few bits that sums of products, which are smaller than 2 ** (bits + 1), are exact in fp64.
+    """
+    rows, rank = [len(matrix) for matrix in matrices], matrices[0].shape[1]
+    bits, ends = (51 - (max(rows) - 1).bit_length()) // 2, np.cumsum(rows)[:-1]
+    largest = np.stack([np.abs(matrix).max(0) for matrix in matrices])
+    unit = (largest.view(np.int64) & _EXPONENT_BITS).view(np.float64)
+    unit = np.where(unit > 0, unit, 1.0) * 2.0**-bits
+    units = np.repeat(unit, rows, 0)
+    scaled = np.concatenate(matrices) / units
+    high = np.rint(scaled)
+    low = np.rint((scaled - high) * 2.0**bits)
+    whole = np.stack([part.T @ part for part in np.split(np.concatenate((high, low), 1), ends)])
+    mixed = whole[:, :rank, rank:]
+    mixed = (mixed + np.swapaxes(mixed, 1, 2)) * 2.0**-bits
+    products = whole[:, :rank, :rank] + mixed + whole[:, rank:, rank:] * 4.0**-bits
+    fixed = (high + low * 2.0**-bits) * units
+    return np.split(fixed, ends), products * unit[:, :, None] * unit[:, None, :]
 
 
 def first_factor(path: str, columns: int, rank: int, seed: int) -> NDArray[np.float32]:
