@@ -240,6 +240,8 @@ ROWS = (
     Row(SHARD, SYNC_EVERY, "it divides one state among the workers, and with local steps each has its own"),
     Row(option("shard", "gradients"), WHOLE,
         "it needs the whole gradient, which no worker has", "Use shard optimizer, or another compression."),
+    Row(option("optimizer", "lars", "lamb"), SHARD,
+        "its norms are those of whole parameters, of which each worker has a part"),
     Row(SHARD, STAGES, "it divides the state of whole models among the workers, and no worker has one"),
     Row(SYNC_EVERY, STAGES, "each worker would train a whole model, and no worker has one"),
     Row(POWERSGD, STAGES, "it compresses gradients of a whole model, and no worker has one", _SIMPLER),

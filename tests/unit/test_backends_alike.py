@@ -31,7 +31,6 @@ OWN_NAMES = {
         *("broadcast_model", "broadcast_tensors", "broadcast_optimizer", "wait_for_all"),
     },
     "tensorflow/reduction/broadcast.py": {"broadcast_variables"},
-    "tensorflow/steps/optimizers.py": {"Adapting"},  # Keras updates one variable after the other
     "torch/state/model_state.py": {"Entry"},
     # Keras's layers have no mode; PyTorch copies tensors late
     # Keras has operations that no seed of a step reaches, and tensors that nothing changes

@@ -176,7 +176,7 @@ def _orthonormal(matrices: Sequence[Tensor], refill: Sequence[Any] | None = None
     def compute(*arrays: Any) -> list[Any]:
         return orthonormal(arrays, refill)
 
-    found = tf.numpy_function(compute, matrices, [matrix.dtype for matrix in matrices])
+    found = tf.nest.flatten(tf.numpy_function(compute, matrices, [matrix.dtype for matrix in matrices]))
     return [tf.ensure_shape(one, matrix.shape) for one, matrix in zip(found, matrices, strict=True)]
 
 

@@ -1,6 +1,6 @@
 """The optimizer that a task brings or the config names; ``torch/steps/optimizers.py`` does so for PyTorch."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -28,8 +28,6 @@ from hvdtrain.errors import TaskError
 Tensor = Any
 Variable = Any
 NamedOptimizers = dict[str, tuple[keras.optimizers.Optimizer, list[Field]]]
-# pairs of weights, and their gradients or updates -> the norms of both; called once in every step
-Norms = Callable[[Sequence[tuple[Tensor, Tensor]]], list[tuple[Tensor, Tensor]]]
 
 
 def large_batch_optimizer(
@@ -43,74 +41,20 @@ def large_batch_optimizer(
     return LAMB(adapted, groups, config.adam_beta1, config.adam_beta2, config.adam_epsilon)
 
 
-class Adapting(keras.optimizers.Optimizer):
-    """What lars and lamb have in common: a factor for each parameter from the norms of two tensors.
-
-    Attributes:
-        adapted: whether each variable has such a factor.
-        norms: computes the norms if a variable is a part of a parameter; None if each is a whole one.
-    """
-
-    adapted: Sequence[bool]
-    norms: Norms | None = None
-
-    def prepared(self, gradient: Tensor, variable: Variable) -> Tensor:
-        """Return the gradient or update whose norm is taken; slots move here."""
-        raise NotImplementedError
-
-    def finish(
-        self, variable: Variable, prepared: Tensor, norms: tuple[Tensor, Tensor] | None, learning_rate: Tensor
-    ) -> None:
-        """Update one variable, by the norms of it and of what was prepared, if it is adapted to."""
-        raise NotImplementedError
-
-    def update_step(self, gradient: Tensor, variable: Variable, learning_rate: Tensor) -> None:
-        """Update one variable."""
-        other, w = self.prepared(gradient, variable), native(variable)
-        is_adapted = self.adapted[self._get_variable_index(variable)]
-        self.finish(variable, other, (tf.norm(w), tf.norm(other)) if is_adapted else None, learning_rate)
-
-    def _backend_update_step(
-        self, grads: Sequence[Tensor], trainable_variables: Sequence[Variable], learning_rate: Tensor
-    ) -> None:
-        """Update all variables; as a collective if they are parts."""
-        if self.norms is None:
-            super()._backend_update_step(grads, trainable_variables, learning_rate)
-            return
-        others = [self.prepared(g, v) for g, v in zip(grads, trainable_variables, strict=True)]
-        adapted = [self.adapted[self._get_variable_index(v)] for v in trainable_variables]
-        norms = iter(
-            self.norms(
-                [
-                    (native(v), other)
-                    for v, other, has_norms in zip(trainable_variables, others, adapted, strict=True)
-                    if has_norms
-                ]
-            )
-        )
-        for variable, other, has_norms in zip(trainable_variables, others, adapted, strict=True):
-            self.finish(variable, other, next(norms) if has_norms else None, learning_rate)
-
-
-class LARS(Adapting, SGD):
+class LARS(SGD):
     """Stochastic gradient descent whose gradient is scaled to each parameter's norm; see ``torch/``."""
 
     def __init__(self, adapted: Sequence[bool], groups: Groups, momentum: float) -> None:
         super().__init__(momentum=momentum, groups=groups, name="lars")
         self.adapted = adapted
 
-    def prepared(self, gradient: Tensor, variable: Variable) -> Tensor:
-        """Return the gradient."""
-        return tf.cast(tf.convert_to_tensor(gradient), native(variable).dtype)
-
-    def finish(
-        self, variable: Variable, prepared: Tensor, norms: tuple[Tensor, Tensor] | None, learning_rate: Tensor
-    ) -> None:
+    def update_step(self, gradient: Tensor, variable: Variable, learning_rate: Tensor) -> None:
         """Update one variable."""
         rate, decay = rate_and_decay(self, variable, learning_rate)
-        w, g = native(variable), prepared
-        if norms is not None:
-            w_norm, g_norm = norms
+        w = native(variable)
+        g = tf.cast(tf.convert_to_tensor(gradient), w.dtype)
+        if self.adapted[self._get_variable_index(variable)]:
+            w_norm, g_norm = tf.norm(w), tf.norm(g)
             factor = LARS_TRUST * w_norm / (g_norm + decay * w_norm + LARS_EPSILON)
             if decay:
                 g += decay * w
@@ -118,7 +62,7 @@ class LARS(Adapting, SGD):
         self.move(variable, g, rate)
 
 
-class LAMB(Adapting, TwoMoments):
+class LAMB(TwoMoments):
     """Adam with decoupled decay whose update is scaled to each parameter's norm; see ``torch/``."""
 
     def __init__(
@@ -127,11 +71,11 @@ class LAMB(Adapting, TwoMoments):
         super().__init__(beta1, beta2, epsilon, groups, name="lamb")
         self.adapted = adapted
 
-    def prepared(self, gradient: Tensor, variable: Variable) -> Tensor:
-        """Move the moments and return the update."""
+    def update_step(self, gradient: Tensor, variable: Variable, learning_rate: Tensor) -> None:
+        """Update one variable."""
         w = native(variable)
         index = self._get_variable_index(variable)
-        decay = self.groups[index][1] if self.adapted[index] else 0.0
+        rate, decay = rate_and_decay(self, variable, learning_rate)
         g = tf.cast(tf.convert_to_tensor(gradient), w.dtype)
         m, v = (native(self.slots[name][index]) for name in ("first_moment", "second_moment"))
         correction1, root2 = self.corrections()
@@ -139,18 +83,12 @@ class LAMB(Adapting, TwoMoments):
         second = v.assign(v * self.beta2 + g * g * (1 - self.beta2), read_value=True)
         scale = tf.sqrt(second) / tf.cast(root2, w.dtype) + self.epsilon
         update = first / (scale * tf.cast(correction1, w.dtype))
-        return update + decay * w if decay else update
-
-    def finish(
-        self, variable: Variable, prepared: Tensor, norms: tuple[Tensor, Tensor] | None, learning_rate: Tensor
-    ) -> None:
-        """Update one variable."""
-        rate, _ = rate_and_decay(self, variable, learning_rate)
-        w = native(variable)
-        if norms is not None:
-            w_norm, u_norm = norms
-            prepared *= _where_both(w_norm, u_norm, w_norm / u_norm)
-        w.assign_sub(tf.cast(rate, w.dtype) * prepared)
+        if self.adapted[index]:
+            if decay:
+                update += decay * w
+            w_norm, u_norm = tf.norm(w), tf.norm(update)
+            update *= _where_both(w_norm, u_norm, w_norm / u_norm)
+        w.assign_sub(tf.cast(rate, w.dtype) * update)
 
 
 def _where_both(one: Tensor, other: Tensor, factor: Tensor) -> Tensor:

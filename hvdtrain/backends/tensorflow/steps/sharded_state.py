@@ -5,7 +5,6 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
-import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
 
@@ -19,7 +18,6 @@ from hvdtrain.backends.tensorflow.state.model_state import Field, ModelState
 from hvdtrain.backends.tensorflow.state.moving_state import ExponentialMovingAverage
 from hvdtrain.backends.tensorflow.steps.formulas import SGD
 from hvdtrain.backends.tensorflow.steps.optimizer_state import TrainingState
-from hvdtrain.backends.tensorflow.steps.optimizers import LAMB, LARS
 
 Tensor = Any
 Variable = Any
@@ -36,48 +34,13 @@ def shard_optimizer(
     if shards is None:
         optimizer.build([field.variable for field in trainable])
         return list(optimizer.variables)
-    _divide(optimizer, trainable, shards)
+    if optimizer.groups:
+        place = {field.path: number for number, field in enumerate(trainable)}
+        own_groups = [optimizer.groups[place[segment.entry.path]] for segment in shards.segments]
+        optimizer.groups = own_groups or [(1.0, 0.0)]  # one without numbers, if this worker has no segment
     optimizer.build(shards.variables)
     own = {id(variable) for variables in optimizer.slots.values() for variable in variables}
     return [variable for variable in optimizer.variables if id(variable) not in own]
-
-
-def _divide(optimizer: Any, trainable: Sequence[Field], shards: ShardedParameters) -> None:
-    """Let an optimizer of hvdtrain's have its options for this worker's segments."""
-    place = {field.path: number for number, field in enumerate(trainable)}
-    own = [place[segment.entry.path] for segment in shards.segments]
-    if optimizer.groups:
-        # one without numbers, if this worker has no segment
-        optimizer.groups = [optimizer.groups[number] for number in own] or [(1.0, 0.0)]
-    if isinstance(optimizer, LARS | LAMB):
-        adapted = list(optimizer.adapted or ())
-        numbers = {n: count for count, n in enumerate(n for n, has_norms in enumerate(adapted) if has_norms)}
-        optimizer.adapted = [adapted[number] for number in own] or [False]
-        optimizer.norms = SharedNorms([numbers[n] for n in own if adapted[n]], len(numbers), shards)
-
-
-class SharedNorms:
-    """The norms of parameters of which each worker has a part."""
-
-    def __init__(self, numbers: Sequence[int], count: int, shards: ShardedParameters) -> None:
-        self._shards = shards
-        self._numbers = list(numbers)
-        self._count = count
-
-    def __call__(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> list[tuple[Tensor, Tensor]]:
-        """Collective. Return the norms over all workers of what this worker has parts of."""
-        if not self._count:
-            return []
-        squares = tf.fill([self._count, 2], tf.cast(self._shards.zero.read_value(), tf.float64))
-        if pairs:
-            own = tf.stack([tf.stack([_square(weight), _square(other)]) for weight, other in pairs])
-            squares = tf.tensor_scatter_nd_add(squares, [[number] for number in self._numbers], own)
-        norms = tf.sqrt(hvd.allreduce(squares, op=hvd.Sum, name="hvdtrain.norms"))
-        self._shards.use([norms])
-        return [
-            (tf.cast(norms[number, 0], weight.dtype), tf.cast(norms[number, 1], weight.dtype))
-            for number, (weight, _) in zip(self._numbers, pairs, strict=True)
-        ]
 
 
 class ShardedMovingAverage(ExponentialMovingAverage):
@@ -116,11 +79,6 @@ class ShardedMovingAverage(ExponentialMovingAverage):
     def follow_broadcast(self) -> None:
         """Start from the weights that were broadcast."""
         self.restart()
-
-
-def _square(tensor: Tensor) -> Tensor:
-    """Return the square of a tensor's norm, in fp64."""
-    return tf.reduce_sum(tf.square(tf.cast(tensor, tf.float64)))
 
 
 _STEP = "optimizer/step"

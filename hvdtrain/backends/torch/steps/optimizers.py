@@ -24,9 +24,6 @@ from hvdtrain.config import Config
 
 Group = dict[str, Any]
 Tensors = list[torch.Tensor]
-# a group, the parts of its weights that have norms of their own, and of their gradients or updates
-# -> the norms of both, one for each part; called in every step for each group that the optimizer adapts to
-Norms = Callable[[Group, Tensors, Tensors], tuple[torch.Tensor, torch.Tensor]]
 
 
 def large_batch_optimizer(
@@ -62,14 +59,13 @@ class LARS(torch.optim.SGD):
         super().__init__(params, lr=0.1, momentum=momentum, fused=True)
         # a loss scaler must give gradients of their own size, not leave that to sgd's operation
         self._step_supports_amp_scaling = False
-        self.norms: Norms = _own_norms
 
     def step(self, closure: Any = None) -> Any:
         """Scale the gradients, in place, and take a step of sgd."""
         with torch.no_grad():
             for group in self.param_groups:
                 if group["adapts"]:
-                    _scale_gradients(group, self.norms)
+                    _scale_gradients(group)
         return super().step(closure)
 
 
@@ -90,7 +86,6 @@ class LAMB(torch.optim.Optimizer):
 
     def __init__(self, params: Iterable[Any], betas: tuple[float, float], eps: float) -> None:
         super().__init__(params, {"lr": 1e-3, "betas": betas, "eps": eps})
-        self.norms: Norms = _own_norms
 
     def step(self, closure: Any = None) -> Any:
         """Take a step."""
@@ -99,9 +94,7 @@ class LAMB(torch.optim.Optimizer):
             for group in self.param_groups:
                 tensors = [p for p in group["params"] if p.grad is not None]
                 if tensors:
-                    _lamb_step(group, tensors, [self.state[p] for p in tensors], self.norms)
-                elif group["adapts"]:
-                    self.norms(group, [], [])
+                    _lamb_step(group, tensors, [self.state[p] for p in tensors])
         return loss
 
 
@@ -147,20 +140,18 @@ def _parts(group: Group) -> tuple[Tensors, Tensors]:
     return [weight for weight, _ in found], [gradient for _, gradient in found]
 
 
-def _scale_gradients(group: Group, norms: Norms) -> None:
+def _scale_gradients(group: Group) -> None:
     weights, gradients = _parts(group)
-    l2 = group["decay"]
-    factors = _factors(
-        *norms(group, weights, gradients), lambda w, g: LARS_TRUST * w / (g + l2 * w + LARS_EPSILON)
-    )
     if not weights:
         return
+    l2 = group["decay"]
+    factors = _factors(weights, gradients, lambda w, g: LARS_TRUST * w / (g + l2 * w + LARS_EPSILON))
     if l2:
         torch._foreach_add_(gradients, weights, alpha=l2)
     torch._foreach_mul_(gradients, factors)
 
 
-def _lamb_step(group: Group, tensors: Tensors, states: list[dict[str, Any]], norms: Norms) -> None:
+def _lamb_step(group: Group, tensors: Tensors, states: list[dict[str, Any]]) -> None:
     for tensor, state in zip(tensors, states, strict=True):
         if not state:
             state["step"] = torch.zeros(())  # on the host, which computes with it
@@ -183,7 +174,7 @@ def _lamb_step(group: Group, tensors: Tensors, states: list[dict[str, Any]], nor
             for start, stop in parts
         ]
         weights, parts = [weight for weight, _ in pairs], [update for _, update in pairs]
-        torch._foreach_mul_(parts, _factors(*norms(group, weights, parts), torch.div))
+        torch._foreach_mul_(parts, _factors(weights, parts, torch.div))
     torch._foreach_add_(tensors, updates, alpha=-group["lr"])
 
 
@@ -202,17 +193,11 @@ def _parts_of(group: Group, tensors: Tensors) -> list[tuple[tuple[int, int], ...
     return [known[id(tensor)] for tensor in tensors]
 
 
-def _own_norms(_: Group, weights: Tensors, others: Tensors) -> tuple[torch.Tensor, torch.Tensor]:
-    w, other = (
-        torch.stack(list(torch._foreach_norm(one))) if one else torch.empty(0) for one in (weights, others)
-    )
-    return w, other
-
-
 def _factors(
-    w: torch.Tensor, other: torch.Tensor, formula: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+    weights: Tensors, others: Tensors, formula: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 ) -> Tensors:
     """Return a factor for each weight by a formula of two norms; 1 where either is 0."""
+    w, other = (torch.stack(list(torch._foreach_norm(one))) for one in (weights, others))
     factors = torch.where((w > 0) & (other > 0), formula(w, other), torch.ones_like(w))
     return list(factors.unbind())
 

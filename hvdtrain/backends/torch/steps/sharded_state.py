@@ -19,8 +19,6 @@ from hvdtrain.backends.torch.reduction.sharded_parameters import ShardedParamete
 from hvdtrain.backends.torch.state.model_state import Field, ModelState
 from hvdtrain.backends.torch.state.moving_state import ExponentialMovingAverage
 from hvdtrain.backends.torch.steps.optimizer_state import SLOTS, TrainingState
-from hvdtrain.backends.torch.steps.optimizers import LAMB, LARS, Group, Tensors
-from hvdtrain.errors import TaskError
 from hvdtrain.workers.agreement import Workers
 
 
@@ -35,62 +33,7 @@ def shard_optimizer(optimizer: torch.optim.Optimizer, shards: ShardedParameters 
     for segment in shards.segments:
         owned.setdefault(id(segment.entry.tensor), []).append(segment)
     for group in optimizer.param_groups:
-        parameters = group["params"]
-        if "parts" in group:
-            _cut_parts(group, owned)
-        group["params"] = [s.tensor for parameter in parameters for s in owned.get(id(parameter), ())]
-    if isinstance(optimizer, LARS | LAMB):
-        optimizer.norms = SharedNorms(shards.workers)
-
-
-def _cut_parts(group: Group, owned: dict[int, list[OwnSegment]]) -> None:
-    """Divide the parts that have norms of their own as the parameters are divided, and number them."""
-    numbers, cut, count = [], [], 0
-    for parameter, parts in zip(group["params"], group["parts"], strict=False):
-        if len(parts) > 1 and not parameter.is_contiguous():
-            raise TaskError(
-                f"a parameter of shape {tuple(parameter.shape)} holds {len(parts)} matrices that do not lie "
-                "one after the other in memory, and with shard their norms cannot be computed",
-                "Make it contiguous, leave shard out, or use adamw or sgd.",
-            )
-        row = parameter.numel() // max(1, len(parameter))
-        for segment in owned.get(id(parameter), ()):
-            own, its_numbers = [], []
-            for number, (start, stop) in enumerate(parts, count):
-                first, last = max(start * row, segment.begin), min(stop * row, segment.end)
-                if first < last:
-                    own.append((first - segment.begin, last - segment.begin))
-                    its_numbers.append(number)
-            cut.append(tuple(own))
-            numbers.append(its_numbers)
-        count += len(parts)
-    group["parts"], group["part_numbers"], group["part_count"] = tuple(cut), tuple(numbers), count
-
-
-class SharedNorms:
-    """The norms of parameters of which each worker has a part."""
-
-    def __init__(self, workers: Workers) -> None:
-        self._workers = workers
-
-    def __call__(self, group: Group, weights: Tensors, others: Tensors) -> tuple[torch.Tensor, torch.Tensor]:
-        """Collective. Return the norms over all workers of what this worker has parts of."""
-        squares = torch.zeros(2, group["part_count"], dtype=torch.float64)
-        of_parameters = zip(group["params"], group["part_numbers"], strict=True)
-        own = [number for p, numbers in of_parameters if p.grad is not None for number in numbers]
-        numbers = torch.tensor(own, dtype=torch.int64)
-        if weights:
-            for row, tensors in zip(squares, (weights, others), strict=True):
-                row.index_add_(0, numbers, _squared_norms(tensors).cpu())
-        squares = hvd.allreduce(squares, op=hvd.Sum, name="hvdtrain.norms")
-        kind = weights[0] if weights else squares
-        found = squares.sqrt()[:, numbers].to(dtype=kind.dtype, device=kind.device)
-        return found[0], found[1]
-
-
-def _squared_norms(tensors: Tensors) -> torch.Tensor:
-    """Return the squares of the norms of tensors, in fp64."""
-    return torch.stack([tensor.to(torch.float64).square().sum() for tensor in tensors])
+        group["params"] = [s.tensor for parameter in group["params"] for s in owned.get(id(parameter), ())]
 
 
 class ShardedMovingAverage(ExponentialMovingAverage):
