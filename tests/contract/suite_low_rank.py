@@ -273,7 +273,7 @@ def test_accumulated_gradients_are_compressed_once_a_step(started):
 
 def local(backend):
     """Give what this worker goes on from."""
-    state = {one.name: one.tensor.numpy() for one in backend.parts.reducer.kept()}
+    state = {name: one.numpy() for name, one in backend.parts.reducer.tensors.items()}
     return {name: np.array(v) for name, v in {**state, **backend._state.snapshot().read()}.items()}
 
 

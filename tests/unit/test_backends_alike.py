@@ -26,7 +26,7 @@ OWN_NAMES = {
     "torch/steps/update.py": {"fitting_gradient"},
     # TensorFlow allocates what a graph concatenates, and Keras trains no complex variables
     "torch/reduction/flat.py": {"as_reals", "flat_zeros"},
-    "torch/reduction/reducer.py": {"summed_meanwhile", "dense", "check_kinds"},
+    "torch/reduction/reducer.py": {"summed_meanwhile", "check_kinds"},
     "torch/reduction/broadcast.py": {
         *("broadcast_model", "broadcast_tensors", "broadcast_optimizer", "wait_for_all"),
     },

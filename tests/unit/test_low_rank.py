@@ -1,10 +1,12 @@
 """PowerSGD without a framework: what becomes a matrix, what a checkpoint has of it, what is refused."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
-from hvdtrain.backends.reduction import GradientReducer, Kept, fitting_state
-from hvdtrain.backends.reduction.low_rank import first_factor, matrix_shape, orthonormal
+from hvdtrain.backends.reduction import fitting_state
+from hvdtrain.backends.reduction.low_rank import CommonLowRank, first_factor, matrix_shape, orthonormal
 from hvdtrain.config.values import rank_of
 from hvdtrain.errors import TaskError
 
@@ -83,33 +85,35 @@ def test_a_checkpoint_of_another_compression_is_said(state, compression, before,
     assert bool(said) == bool(note)
 
 
-class Keeping(GradientReducer):
-    """Keeps an error and a Q of these shapes, as lists."""
+class Keeping(CommonLowRank):
+    """Keeps an error and a Q of these shapes."""
 
-    title = "PowerSGD"
+    def _make_matrices(self, fields, seed):
+        (shape,) = fields
+        q = first_factor("a/kernel", 4, 1, seed)
+        self._all = [
+            SimpleNamespace(path="a/kernel", portable_shape=shape, error=np.ones(shape), q=q + 0, first=q)
+        ]
 
-    def __init__(self, error, q):
-        super().__init__(None)
-        self.arrays = [Kept("error/a/kernel", [], error, 0, is_part=True), Kept("q/a/kernel", [], q, 1)]
-
-    def kept(self):
-        return self.arrays
-
-    def _write(self, kept, array):
-        kept.tensor.append(array)
+    def _set(self, tensor, values):
+        tensor[...] = values
 
 
 def test_a_reducer_takes_its_part_of_a_state_or_begins_anew():
-    reducer = Keeping((3, 4), (4, 1))
+    reducer = Keeping(SimpleNamespace(size=2), [(3, 4)], 1, 0)
     reducer.load({**REST, **KEPT})
+    assert {name: one.tolist() for name, one in reducer.tensors.items()} == {
+        "compression/error/a/kernel": [[0.5] * 4] * 3,
+        "compression/q/a/kernel": [[1]] * 4,
+    }
     reducer.load(REST)
-    for one in reducer.kept():
-        assert one.tensor[0] is KEPT[one.portable_name]
-        assert one.tensor[1:] == [one.first]
+    error, q = reducer.tensors.values()
+    assert (error == 0).all()
+    assert (q == first_factor("a/kernel", 4, 1, 0)).all()
 
 
 def test_errors_of_another_model_are_refused():
     with pytest.raises(
         TaskError, match=r"PowerSGD .* compression/error/a/kernel must be \(5, 4\), is \(3, 4\)"
     ):
-        Keeping((5, 4), (4, 1)).load({**REST, **KEPT})
+        Keeping(SimpleNamespace(size=2), [(5, 4)], 1, 0).load({**REST, **KEPT})

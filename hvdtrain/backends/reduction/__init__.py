@@ -1,65 +1,36 @@
 """How the gradients of all workers become one, in both frameworks: the protocol, and the choice by config."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, Self
 
-from hvdtrain.backends.portable.names import KEPT, is_kept
+from hvdtrain.backends.portable.names import is_kept
 from hvdtrain.backends.records import PortableState
 from hvdtrain.backends.reduction.shards import LEAST_BYTES
 from hvdtrain.config import Config
 from hvdtrain.config.values import compression_of, rank_of
-from hvdtrain.errors import ConfigError, TaskError
+from hvdtrain.errors import ConfigError
 from hvdtrain.host.frameworks import FRAMEWORKS
 
 _OVERLAPS = {"auto": None, "true": True, "false": False}
 
 
-@dataclass(frozen=True)
-class Kept:
-    """Something that a reducer keeps from step to step: one array of the portable state."""
-
-    name: str  # in the portable state, after ``compression/``
-    tensor: Any  # where it is now
-    shape: tuple[int, ...]  # of the portable array
-    first: Any  # its values before the first step
-    # whether each worker has its own. The portable array is their sum, and each continues from an equal
-    # part of it
-    is_part: bool = False
-
-    @property
-    def portable_name(self) -> str:
-        """Its name in the portable state."""
-        return f"{KEPT}/{self.name}"
-
-
 class GradientReducer:
     """Sums gradients over workers. Each gradient is this worker's part of the mean already.
 
-    A framework's ``Reducer`` has what does not depend on how gradients travel. A reducer is a class derived
-    from it, with ``_sum`` and ``describe`` of its own at least, and a row of ``config.values.COMPRESSIONS``.
-
-    Args:
-        workers: the job's workers.
-        scaled: whether a loss scale has multiplied the gradients by the number of workers.
-
-    Attributes:
-        clock: measures how long this worker is busy; None if nobody does.
-        title: its name in messages, if it keeps something from step to step.
-        overwrites: whether ``finish`` may overwrite the gradients that it is given.
-        overlaps: whether reductions begin during the backward pass, the same on all workers; None: on a GPU,
-            and between hosts. Not all reducers can do that.
+    A reducer is a class derived from a framework's ``Reducer``, with ``_sum`` and ``describe`` of its own at
+    least, and a row of ``config.values.COMPRESSIONS``.
     """
 
-    clock: Any = None
-    title = ""
-    overwrites = True
+    clock: Any = None  # measures how long this worker is busy; None if nobody does
+    overwrites = True  # whether ``finish`` may overwrite the gradients that it is given
+    # whether reductions begin during the backward pass, where a reducer can do that, the same on all workers;
+    # None: on a GPU, and between hosts
     overlaps: bool | None = None
 
     def __init__(self, workers: Any, scaled: bool = False) -> None:
         self._workers = workers
-        self._scaled = scaled
+        self._scaled = scaled  # whether a loss scale has multiplied the gradients by the number of workers
         self._parameters: dict[str, Any] = {}
 
     @classmethod
@@ -68,20 +39,13 @@ class GradientReducer:
         return cls(workers, config.precision == "fp16")
 
     def attach(self, parameters: Mapping[str, Any]) -> None:
-        """Take the parameters, by name, whose gradients will be reduced. Local: no collective.
-
-        Called again, it forgets whatever a step that failed has begun.
-        """
+        """Take the parameters, by name, and forget whatever a step that failed has begun. Local."""
         self._parameters = dict(parameters)
 
     def follow(self, in_warmup: bool = False, passes: int = 1) -> None:
-        """Prepare for the next step. Local: no collective.
+        """Prepare for the next step, whose gradients some backward passes complete. Local: no collective.
 
         In PyTorch it is called while no parameter has a gradient: the reducer may give them some of its own.
-
-        Args:
-            in_warmup: whether the step lies in the learning rate's warm-up.
-            passes: how many backward passes complete its gradients.
         """
 
     def start(self, gradients: Sequence[Any]) -> None:
@@ -90,13 +54,8 @@ class GradientReducer:
     def finish(self, gradients: Any, vector: Any = None) -> tuple[list[Any], Any]:
         """Collective. Return the sum of each gradient over workers, and that of a short vector.
 
-        TensorFlow calls it while a step is traced.
-
-        Args:
-            gradients: one for each attached parameter, in the same order; dense in TensorFlow. The list may
-                be emptied, so that memory of gradients is freed that are copied.
-            vector: what else a step sums, which is not compressed; None for nothing. It may be overwritten,
-                and have another length in each step.
+        There is a gradient for each attached parameter, in the same order; the list may be emptied, so that
+        memory of gradients is freed that are copied. The vector is what else a step sums, uncompressed.
         """
         raise NotImplementedError
 
@@ -108,10 +67,6 @@ class GradientReducer:
         """Return whether gradients are sent during the backward pass, the same on all workers.
 
         On a host they travel through memory, which a CPU's cores are needed for; between hosts they wait.
-
-        Args:
-            size: bytes of the gradients.
-            on_gpu: whether they are on a GPU.
         """
         if self.overlaps is not None:
             return self.overlaps
@@ -122,48 +77,18 @@ class GradientReducer:
         """Whether gradients of the attached parameters are sent during the backward pass."""
         return False
 
-    def kept(self) -> Sequence[Kept]:
-        """Return what it keeps from step to step. Local: no collective."""
-        return ()
-
     def state(self) -> PortableState:
         """Collective. Return what it keeps as it is saved; workers continue as a job that loads it does."""
-        return {one.portable_name: self._read(one) for one in self.kept()}
+        return {}
 
     def load(self, state: PortableState) -> None:
-        """Continue from what a whole state has of this, or from the beginning. Local: no collective.
-
-        Raises:
-            TaskError: If what it has is of another model.
-        """
-        known = self.kept()
-        found = kept_in(state) if known else {}
-        shapes = {name: tuple(array.shape) for name, array in found.items()}
-        expected = {one.portable_name: one.shape for one in known}
-        if found and shapes != expected:
-            name = min(n for n in {*shapes, *expected} if shapes.get(n) != expected.get(n))
-            raise TaskError(
-                f"the state of {self.title} does not fit the model: {name} must be "
-                f"{expected.get(name, 'absent')}, is {shapes.get(name, 'absent')}",
-                "Resume with --compression none, which drops it, or use --init.",
-            )
-        for one in known:
-            self._write(one, found.get(one.portable_name, one.first))
+        """Continue from what a whole state has of this, or from the beginning. Local: no collective."""
 
     def broadcast(self, root: int) -> None:
         """Collective. Copy what the root keeps to every worker."""
-        raise NotImplementedError
 
     def _sum(self, gradients: Any) -> list[Any]:
         """Collective. Return the sum of each gradient over several workers."""
-        raise NotImplementedError
-
-    def _read(self, kept: Kept) -> Any:
-        """Collective. Return something that is kept as a portable array."""
-        raise NotImplementedError
-
-    def _write(self, kept: Kept, array: Any) -> None:
-        """Continue from a portable array. Local."""
         raise NotImplementedError
 
 

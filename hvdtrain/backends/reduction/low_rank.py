@@ -19,14 +19,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hvdtrain.backends.portable.names import KEPT
-from hvdtrain.backends.reduction import GradientReducer, Kept
+from hvdtrain.backends.records import PortableState
+from hvdtrain.backends.reduction import GradientReducer, kept_in
 from hvdtrain.config import Config
 from hvdtrain.config.values import rank_of
 from hvdtrain.data.order import mix
+from hvdtrain.errors import TaskError
 
 # a column whose part that is its own is smaller than this, relative to the longest, is rounding of fp32
 _LEAST_PART = 1e-5
 _EXPONENT_BITS = 0x7FF << 52  # of a number of fp64: without the others, it is a power of two
+_ERROR = f"{KEPT}/error/"
 _LEAST_GAIN = 2  # the two thin matrices have fewer numbers than the gradient by more than this factor
 
 
@@ -117,7 +120,6 @@ def has_warmup(config: Config) -> bool:
 class CommonLowRank(GradientReducer):
     """What the reducers of both frameworks share."""
 
-    title = "PowerSGD"
     _matrices: dict[int, Any]  # by the identity of a parameter
     _sizes: dict[int, int]  # bytes of all parameters, likewise
     _all: list[Any]  # the matrices, see ``_Matrix`` of the frameworks
@@ -143,11 +145,43 @@ class CommonLowRank(GradientReducer):
         rank = rank_of(config.compression) or 1
         return cls(workers, fields, rank, config.seed, factor=factor, has_warmup=has_warmup(config))
 
-    def kept(self) -> list[Kept]:
-        """Return the errors, what no step has sent yet, and Q. Local: no collective."""
-        zero = np.zeros((), np.float32)
-        errors = [Kept(f"error/{m.path}", m.error, m.portable_shape, zero, is_part=True) for m in self._all]
-        return errors + [Kept(f"q/{m.path}", m.q, m.first.shape, m.first) for m in self._all]
+    @property
+    def tensors(self) -> dict[str, Any]:
+        """The errors, what this worker has not sent yet, and Q, by portable name."""
+        errors = {f"{_ERROR}{m.path}": m.error for m in self._all}
+        return errors | {f"{KEPT}/q/{m.path}": m.q for m in self._all}
+
+    def state(self) -> PortableState:
+        """Collective. Return what it keeps: of errors the sum, of which each worker continues with a part."""
+        return {
+            name: np.array(self._read(name, tensor, name.startswith(_ERROR)), order="C").reshape(
+                self._shapes[name]
+            )
+            for name, tensor in self.tensors.items()
+        }
+
+    def load(self, state: PortableState) -> None:
+        """Continue from what a whole state has of this, or from the beginning. Local: no collective."""
+        found = kept_in(state) if self._all else {}
+        shapes = {name: tuple(array.shape) for name, array in found.items()}
+        if found and shapes != self._shapes:
+            name = min(n for n in {*shapes, *self._shapes} if shapes.get(n) != self._shapes.get(n))
+            raise TaskError(
+                f"the state of PowerSGD does not fit the model: {name} must be "
+                f"{self._shapes.get(name, 'absent')}, is {shapes.get(name, 'absent')}",
+                "Resume with --compression none, which drops it, or use --init.",
+            )
+        firsts = {f"{KEPT}/q/{m.path}": m.first for m in self._all}
+        for name, tensor in self.tensors.items():
+            array = found.get(name, firsts.get(name, np.zeros(self._shapes[name], np.float32)))
+            parts = 1 if name in firsts else self._workers.size
+            numbers = np.asarray(array, np.float32).reshape(tuple(tensor.shape))
+            self._set(tensor, np.divide(numbers, parts, dtype=np.float32))
+
+    @property
+    def _shapes(self) -> dict[str, tuple[int, ...]]:
+        errors = {f"{_ERROR}{m.path}": tuple(m.portable_shape) for m in self._all}
+        return errors | {f"{KEPT}/q/{m.path}": m.first.shape for m in self._all}
 
     def describe(self) -> str:
         """Return how gradients travel, for the plan."""
@@ -157,6 +191,14 @@ class CommonLowRank(GradientReducer):
         after = ", uncompressed during the warm-up" if self._has_warmup else ""
         sizes = f"{sent / 1e6:.3g} MB of {whole / 1e6:.3g} MB a step ({100 * sent / max(1, whole):.2g} %)"
         return f"fp32, sent by PowerSGD of rank {self._rank}: {sizes}{after}"
+
+    def _read(self, name: str, tensor: Any, is_part: bool) -> Any:
+        """Collective. Return a copy of what is kept; the sum of parts, of which an equal part is left."""
+        raise NotImplementedError
+
+    def _set(self, tensor: Any, values: NDArray[np.float32]) -> None:
+        """Set what is kept. Local."""
+        raise NotImplementedError
 
     def _make_matrices(self, fields: list[Any], seed: int) -> None:
         """Make the matrices of the gradients that travel as two of them."""

@@ -12,6 +12,7 @@ import tensorflow as tf
 from tensorflow.core.framework.attr_value_pb2 import AttrValue
 
 from hvdtrain.backends.reduction.low_rank import CommonLowRank, first_factor, matrix_shape, orthonormal
+from hvdtrain.backends.tensorflow.reduction.broadcast import broadcast_variables
 from hvdtrain.backends.tensorflow.reduction.reducer import Reducer
 from hvdtrain.backends.tensorflow.state.model_state import Field
 
@@ -38,6 +39,21 @@ class LowRank(CommonLowRank, Reducer):
         """
         sums, vectors = self._finish(gradients, () if vector is None else (vector,))
         return sums, vectors[0] if vectors else None
+
+    def broadcast(self, root: int) -> None:
+        """Collective. Copy what the root keeps to every worker."""
+        broadcast_variables(list(self.tensors.values()), root, label="reducer")
+
+    def _read(self, name: str, tensor: Any, is_part: bool) -> Any:
+        value, size = tensor.read_value(), self._workers.size
+        if is_part:
+            if size > 1:
+                value = hvd.allreduce(value, op=hvd.Sum, name=f"hvdtrain.{name}")
+            tensor.assign(value / np.float32(size))
+        return value.numpy()
+
+    def _set(self, tensor: Any, values: Any) -> None:
+        tensor.assign(values)
 
     def _make_matrices(self, fields: list[Field], seed: int) -> None:
         self._compresses = tf.Variable(True, trainable=False, name="compresses")

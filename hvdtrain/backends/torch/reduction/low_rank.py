@@ -12,9 +12,9 @@ import numpy as np
 import torch
 
 from hvdtrain.backends.reduction.low_rank import CommonLowRank, first_factor, matrix_shape, orthonormal
-from hvdtrain.backends.torch.reduction.broadcast import wait_for_all
+from hvdtrain.backends.torch.reduction.broadcast import broadcast_tensors, wait_for_all
 from hvdtrain.backends.torch.reduction.flat import laid_out_as
-from hvdtrain.backends.torch.reduction.reducer import Reducer, dense
+from hvdtrain.backends.torch.reduction.reducer import Reducer
 from hvdtrain.backends.torch.state.model_state import Field
 
 
@@ -36,6 +36,21 @@ class LowRank(CommonLowRank, Reducer):
         type, it travels next to it.
         """
         return self._finish(gradients, () if vector is None else (vector,)), vector
+
+    def broadcast(self, root: int) -> None:
+        """Collective. Copy what the root keeps to every worker."""
+        broadcast_tensors(((n, _dense(one)) for n, one in self.tensors.items()), root, label="reducer")
+
+    def _read(self, name: str, tensor: torch.Tensor, is_part: bool) -> Any:
+        if is_part and self._workers.size > 1:
+            hvd.allreduce_(_dense(tensor), op=hvd.Sum, name=f"hvdtrain.{name}")
+        array = tensor.cpu().numpy().copy()
+        if is_part:
+            tensor.div_(self._workers.size)
+        return array
+
+    def _set(self, tensor: torch.Tensor, values: Any) -> None:
+        tensor.copy_(torch.from_numpy(values))
 
     def _make_matrices(self, fields: list[Field], seed: int) -> None:
         by_tensor: dict[int, list[Field]] = {}
@@ -68,7 +83,7 @@ class LowRank(CommonLowRank, Reducer):
         if self._compresses and self._all:
             sent, factors = self._reduce_compressed(others, vectors)
         else:
-            whole = [dense(matrix.moment) for matrix in self._all]
+            whole = [_dense(matrix.moment) for matrix in self._all]
             sent, factors = self._sum_all("uncompressed", [*whole, *others], vectors, is_last=True), []
         for matrix, gradient in pairs:
             matrix.put(gradient)
@@ -179,6 +194,11 @@ class _Matrix:
     def _view(self, gradient: torch.Tensor) -> torch.Tensor:
         strides, offset = self._strides or ((), 0)
         return gradient.as_strided(self.portable_shape, strides, gradient.storage_offset() + offset)
+
+
+def _dense(matrix: torch.Tensor) -> torch.Tensor:
+    """Return a matrix whose memory has no gaps so that it is contiguous: itself or its transpose."""
+    return matrix if matrix.is_contiguous() else matrix.T
 
 
 def _orthonormal(matrices: Sequence[torch.Tensor], refill: Sequence[Any] | None = None) -> list[torch.Tensor]:

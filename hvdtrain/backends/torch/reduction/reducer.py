@@ -1,15 +1,13 @@
-"""What PyTorch's reducers share: a vector that travels by itself, and what is kept from step to step."""
+"""What PyTorch's reducers share: a vector that travels by itself, and kinds of parameters."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import horovod.torch as hvd
-import numpy as np
 import torch
 
-from hvdtrain.backends.reduction import GradientReducer, Kept
-from hvdtrain.backends.torch.reduction.broadcast import broadcast_tensors
+from hvdtrain.backends.reduction import GradientReducer
 from hvdtrain.backends.torch.state.model_state import Entry
 from hvdtrain.config import Config
 from hvdtrain.config.values import compression_of
@@ -32,24 +30,6 @@ class Reducer(GradientReducer):
         with summed_meanwhile(vector):
             return self._sum(gradients), vector
 
-    def broadcast(self, root: int) -> None:
-        """Collective. Copy what the root keeps to every worker."""
-        broadcast_tensors(((one.name, dense(one.tensor)) for one in self.kept()), root, label="reducer")
-
-    def _read(self, kept: Kept) -> Any:
-        tensor, size = kept.tensor, self._workers.size
-        if kept.is_part and size > 1:
-            hvd.allreduce_(dense(tensor), op=hvd.Sum, name=f"hvdtrain.{kept.portable_name}")
-        array = np.array(tensor.detach().cpu().numpy(), order="C").reshape(kept.shape)
-        if kept.is_part:
-            tensor.div_(size)
-        return array
-
-    def _write(self, kept: Kept, array: Any) -> None:
-        numbers = np.broadcast_to(np.asarray(array, np.float32), kept.shape).reshape(kept.tensor.shape)
-        parts = self._workers.size if kept.is_part else 1
-        kept.tensor.copy_(torch.from_numpy(np.array(numbers, order="C")).div_(parts))
-
 
 @contextmanager
 def summed_meanwhile(vector: torch.Tensor) -> Iterator[None]:
@@ -61,17 +41,8 @@ def summed_meanwhile(vector: torch.Tensor) -> Iterator[None]:
         hvd.synchronize(handle)
 
 
-def dense(matrix: torch.Tensor) -> torch.Tensor:
-    """Return a matrix whose memory has no gaps so that it is contiguous: itself or its transpose."""
-    return matrix if matrix.is_contiguous() else matrix.T
-
-
 def check_kinds(trainable: Iterable[Entry], config: Config) -> None:
-    """Check that what a config requests can be computed with the kinds of numbers that the parameters are.
-
-    Raises:
-        ConfigError: If it cannot, naming the parameter and the option.
-    """
+    """Check that what a config requests can be computed with the kinds of numbers that the parameters are."""
     options = {
         f"shard: {config.shard}": config.shard != "none",
         f"compression: {config.compression}": bool(compression_of(config.compression).keeps),
