@@ -159,7 +159,7 @@ class TorchBackend(CommonBackend):
         """Return a context after which everything that steps change is as it was."""
         scale = self.parts.loss_scale
         numbers = None if scale is None else scale.to_broadcast()
-        averages = [average for _, average in self.parts.ema.to_broadcast()]
+        averages = self.parts.ema.to_broadcast()
         with state_kept(self.model, self._device, averages), optimizers_kept(self.optimizers):
             yield
         if scale is not None and numbers is not None:

@@ -1,7 +1,6 @@
 """Copying tensors of any kind from one worker to all, byte by byte; Horovod itself takes few kinds."""
 
-import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -20,29 +19,23 @@ from hvdtrain.workers.agreement import Workers
 Wait = Callable[[], torch.Tensor]
 
 _ALL: Mapping[str, Any] = MappingProxyType({})  # to all workers
-_SMALL_BYTES = 1 << 16  # tensors up to this size travel together
+_JOINED_BYTES = 16 << 20  # of tensors that travel together
 _MESSAGE_BYTES = 1 << 30  # MPI counts in 32 bits
 
 
 def broadcast_model(model: torch.nn.Module, state: ModelState, workers: Workers, root: int) -> None:
     """Collective. Copy the root's parameters, buffers and extra states of modules to every worker.
 
-    Buffers take the root's shapes.
-
-    Raises:
-        TaskError: On every worker, if a worker's model has other tensors.
+    Buffers take the root's shapes. A TaskError on every worker says that a worker's model has other tensors.
     """
     named = [*model.named_parameters(), *model.named_buffers()]
     parts = [(f"{name}{part}", one) for name, tensor in named for part, one in strided_parts(tensor)]
-    strides = [tensor.stride() for _, tensor in parts]
     own = [(name, tuple(tensor.shape), str(tensor.dtype)) for name, tensor in parts]
-    is_alike = len(set(workers.allgather_object(zlib.crc32(repr((own, strides)).encode())))) == 1
-    if not is_alike:
-        problem = _follow(dict(parts), own, workers.broadcast_object(own, root))
-        found = next(filter(None, workers.allgather_object(problem)), None)
-        if found is not None:
-            raise TaskError(found, "torch_model() must make the same model on every worker.", everywhere=True)
-    broadcast_tensors(parts, root, label="model", strides_are_equal=is_alike)
+    problem = _follow(dict(parts), own, workers.broadcast_object(own, root))
+    found = next(filter(None, workers.allgather_object(problem)), None)
+    if found is not None:
+        raise TaskError(found, "torch_model() must make the same model on every worker.", everywhere=True)
+    broadcast_tensors([tensor for _, tensor in parts], root, label="model")
     if extra := state.extra_states():
         state.load_extra_states(workers.broadcast_object(extra, root))
 
@@ -62,53 +55,38 @@ def _follow(tensors: Mapping[str, torch.Tensor], own: Sequence[Any], of_root: Se
 
 
 def broadcast_tensors(
-    named: Iterable[tuple[str, torch.Tensor]],
-    root: int,
-    group: Mapping[str, Any] = _ALL,
-    label: str = "state",
-    *,
-    strides_are_equal: bool = False,
+    tensors: Iterable[torch.Tensor], root: int, group: Mapping[str, Any] = _ALL, label: str = "state"
 ) -> None:
-    """Collective. Copy the root's values of tensors to every worker, or to some, in the tensors' own memory.
+    """Collective. Copy the root's values of tensors to every worker, or to some.
 
-    Each takes part with the same names, shapes and kinds, in the same order.
-
-    Args:
-        named: the tensors with names of their own.
-        root: the worker that has the values.
-        group: as ``group_of`` returns it.
-        label: what stands in the names of the messages.
-        strides_are_equal: whether the workers' tensors have equal strides, so that none need be copied.
+    Each takes part with the same shapes and kinds in the same order. Small tensors travel together.
     """
-    waits: list[Wait] = []
-    copied: list[tuple[torch.Tensor, torch.Tensor]] = []  # those that travel as a copy, with it
-    small: dict[torch.device, list[tuple[torch.Tensor, torch.Tensor]]] = {}
-
-    def send(name: str, memory: torch.Tensor) -> None:
-        for number, part in enumerate(torch.split(memory, _MESSAGE_BYTES)):
-            handle = hvd.broadcast_async_(part, root, f"hvdtrain.{label}.{name}.{number}", **group)
-            waits.append(partial(hvd.synchronize, handle))
-
-    for name, tensor in named:
-        if not tensor.numel():
+    for number, part in enumerate(_joined_tensors(tensors)):
+        views = [_as_bytes(tensor) for tensor in part]
+        memory = views[0] if len(part) == 1 else torch.cat(views)
+        pieces = torch.split(memory, _MESSAGE_BYTES)
+        names = [f"hvdtrain.{label}.{number}.{place}" for place in range(len(pieces))]
+        handles = [hvd.broadcast_async_(p, root, n, **group) for p, n in zip(pieces, names, strict=True)]
+        wait_for_all([partial(hvd.synchronize, handle) for handle in handles])
+        if hvd.rank() == root or memory.data_ptr() == part[0].data_ptr():
             continue
-        memory = _as_bytes(tensor, strides_are_equal)
-        if len(memory) <= _SMALL_BYTES:
-            small.setdefault(tensor.device, []).append((tensor, memory))
-            continue
-        if memory.data_ptr() != tensor.data_ptr():
-            copied.append((tensor, memory))
-        send(name, memory)
-    for number, pairs in enumerate(small.values()):
-        joined = torch.cat([memory for _, memory in pairs])
-        lengths = [len(memory) for _, memory in pairs]
-        copied += [(t, one) for (t, _), one in zip(pairs, torch.split(joined, lengths), strict=True)]
-        send(f"small.{number}", joined)
-    wait_for_all(waits)
-    if hvd.rank() != root:
-        for tensor, memory in copied:
+        for tensor, values in zip(part, torch.split(memory, [len(view) for view in views]), strict=True):
             # a part of joined bytes may begin where no number of this kind can
-            set_values(tensor, memory.clone().view(tensor.dtype).view(tensor.shape))
+            set_values(tensor, values.clone().view(tensor.dtype).view(tensor.shape))
+
+
+def _joined_tensors(tensors: Iterable[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
+    """Yield tensors that travel together: of one device, and small, or one."""
+    part: list[torch.Tensor] = []
+    for tensor in tensors:
+        size = sum(one.nbytes for one in part) + tensor.nbytes
+        if part and (size > _JOINED_BYTES or tensor.device != part[0].device):
+            yield part
+            part = []
+        if tensor.numel():
+            part.append(tensor)
+    if part:
+        yield part
 
 
 def wait_for_all(waits: Sequence[Wait]) -> list[torch.Tensor]:
@@ -124,13 +102,9 @@ def wait_for_all(waits: Sequence[Wait]) -> list[torch.Tensor]:
     return sums
 
 
-def _as_bytes(tensor: torch.Tensor, in_any_order: bool) -> torch.Tensor:
+def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor's numbers as bytes, in its own memory if they lie there in the order of its axes."""
-    tensor = tensor.detach().resolve_conj().resolve_neg()
-    is_large = tensor.nbytes > _SMALL_BYTES
-    if in_any_order and is_large and tensor.stride() == torch.empty_like(tensor, device="meta").stride():
-        return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)
-    return tensor.contiguous().view(-1).view(torch.uint8)
+    return tensor.detach().resolve_conj().resolve_neg().contiguous().view(-1).view(torch.uint8)
 
 
 # number of the group, of the parameter in it (-1 for the group's options), and the key
@@ -148,8 +122,8 @@ def broadcast_optimizer(optimizer: torch.optim.Optimizer, workers: Workers, root
     if workers.rank != root:
         own.follow(layout, values)
     with peer_errors():
-        named = [(str(n), own.holders[place[:2]][place[2]]) for n, (place, *_) in enumerate(layout)]
-        broadcast_tensors(named, root, label="slot")
+        tensors = [own.holders[place[:2]][place[2]] for place, *_ in layout]
+        broadcast_tensors(tensors, root, label="slot")
 
 
 class _Parts:

@@ -39,7 +39,7 @@ class LowRank(CommonLowRank, Reducer):
 
     def broadcast(self, root: int) -> None:
         """Collective. Copy what the root keeps to every worker."""
-        broadcast_tensors(((n, _dense(one)) for n, one in self.tensors.items()), root, label="reducer")
+        broadcast_tensors(self.tensors.values(), root, label="reducer")
 
     def _read(self, name: str, tensor: torch.Tensor, is_part: bool) -> Any:
         if is_part and self._workers.size > 1:

@@ -21,7 +21,7 @@ class ExponentialMovingAverage:
         entries = [entry for entry in model.entries if entry.trainable and decay is not None]
         self._weights = [entry.tensor.detach() for entry in entries]
         self._averages = [weight.clone() for weight in self._weights]
-        self._paths = [entry.path for entry in entries]
+        self.paths = [entry.path for entry in entries]
         known = {id(entry.tensor): a for entry, a in zip(entries, self._averages, strict=True)}
         self.fields: list[Field] = [
             replace(field, tensors=tuple(known.get(id(t), t) for t in field.tensors), prefix=PREFIX)
@@ -32,8 +32,8 @@ class ExponentialMovingAverage:
     def renewed(self, model: ModelState) -> "ExponentialMovingAverage":
         """Return the average of the tensors that are trainable now; what is new starts from its weights."""
         found = ExponentialMovingAverage(model, self.decay or None)
-        known = dict(zip(self._paths, self._averages, strict=True))
-        for path, average in zip(found._paths, found._averages, strict=True):
+        known = dict(zip(self.paths, self._averages, strict=True))
+        for path, average in zip(found.paths, found._averages, strict=True):
             average.copy_(known.get(path, average))
         return found
 
@@ -64,9 +64,9 @@ class ExponentialMovingAverage:
         finally:
             torch._foreach_copy_(self._weights, own)
 
-    def to_broadcast(self) -> list[tuple[str, torch.Tensor]]:
+    def to_broadcast(self) -> list[torch.Tensor]:
         """Return the averages as Horovod broadcasts them."""
-        return [(f"{PREFIX}.{path}", a) for path, a in zip(self._paths, self._averages, strict=True)]
+        return self._averages
 
 
 class MovingState:

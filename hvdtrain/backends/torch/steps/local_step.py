@@ -45,7 +45,6 @@ class LocalSteps(LocalStepsBase):
         loss_scale: LossScale | None = None,
     ) -> None:
         entries = [entry for entry in model.entries if entry.trainable]
-        self._paths = [entry.path for entry in entries]
         self._parameters = [entry.tensor.detach() for entry in entries]
         self._slots = _Slots(optimizer, [entry.tensor for entry in entries])
         super().__init__(ema, config, workers, loss_scale)
@@ -81,12 +80,9 @@ class LocalSteps(LocalStepsBase):
         for momentum in self._momenta:
             momentum.zero_()
 
-    def to_broadcast(self) -> list[tuple[str, torch.Tensor]]:
+    def to_broadcast(self) -> list[torch.Tensor]:
         """Return the outer optimizer's momentum as Horovod broadcasts it."""
-        return [
-            (f"{OUTER_PREFIX}.{path}", momentum)
-            for path, momentum in zip(self._paths, self._momenta, strict=False)
-        ]
+        return self._momenta
 
     def _average(self, vector: torch.Tensor) -> torch.Tensor:
         """Collective. Make parameters and slots equal, in place; return the sum of a vector."""

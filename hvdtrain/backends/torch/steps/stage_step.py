@@ -37,10 +37,10 @@ class StagedState(StateOfStage, TrainingState):
 
     def replicated(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Return all tensors that replicas have, with the path of the model's tensor that they belong to."""
-        averages = dict(self.ema.to_broadcast())
+        averages = dict(zip(self.ema.paths, self.ema.to_broadcast(), strict=True))
         for entry in self.model.entries:
             slots = sorted(self._optimizers[0].state.get(entry.tensor, {}).items())
-            average = averages.get(f"ema.{entry.path}")
+            average = averages.get(entry.path)
             for tensor in (entry.tensor.detach(), *(value for _, value in slots), average):
                 if isinstance(tensor, torch.Tensor):
                     yield entry.path, tensor
@@ -48,7 +48,7 @@ class StagedState(StateOfStage, TrainingState):
     @staticmethod
     def copy(tensors: Sequence[torch.Tensor], root: int, group: Mapping[str, Any], label: str) -> None:
         """Collective in a group. Copy a rank's tensors to the others."""
-        broadcast_tensors([(str(n), tensor) for n, tensor in enumerate(tensors)], root, group, label)
+        broadcast_tensors(tensors, root, group, label)
 
 
 class StagedReducer(StageReducer):
