@@ -67,14 +67,8 @@ def made_late(names: Sequence[str], method: str, call: str) -> TaskError | None:
 class ReplicaState:
     """The workers' copies of a model's state that no optimizer updates.
 
-    Args:
-        workers: those who have copies.
-        collectives: joins their bytes and sums their numbers.
-        tensors: returns the tensors as they are now, in the same order on all workers.
-        is_whole: whether they are those of the whole model, and not of a stage.
-
-    Attributes:
-        changing: the names of what training changes: whether workers then differ.
+    ``collectives`` joins their bytes and sums their numbers; ``tensors`` returns the tensors as they are now,
+    in the same order on all workers; they are not ``is_whole`` in a stage.
     """
 
     def __init__(
@@ -87,7 +81,7 @@ class ReplicaState:
     ) -> None:
         self._workers, self._collectives, self._tensors = workers, collectives, tensors
         self._declared = _declared(task, tensors(), is_whole)
-        self.changing: dict[str, bool] = {}
+        self.changing: dict[str, bool] = {}  # the names of what training changes: whether workers then differ
         self._begun: dict[str, int] | None = None  # checksums before the first step
         self._stamps: dict[str, object] = {}  # at that time
         self._late: list[str] = []  # found to change after the dry run

@@ -91,11 +91,7 @@ def check_one_owner(path: str, stages: Sequence[int]) -> None:
 
 
 def check_outputs(framework: str, of_model: Outputs, of_blocks: Outputs) -> str:
-    """Check that blocks compute what their model does; return what they do otherwise in training, as text.
-
-    The functions compute model and blocks for the first batch, in training or in evaluation, from equal
-    random states; they return the outputs one after the other, as arrays of numpy where they are tensors.
-    """
+    """Check that blocks compute what their model does; return what they do otherwise in training, as text."""
     for training in (False, True):
         expected, found = of_model(training), of_blocks(training)
         if len(expected) == len(found) and all(map(_is_close, expected, found)):

@@ -11,11 +11,7 @@ from hvdtrain.workers.agreement import WorkerPlace, Workers
 
 
 class Layout(WorkerPlace):
-    """The place of one worker of a split model, whose number of workers is fixed.
-
-    The stages of a replica are on workers of consecutive ranks, most of which share a host: activations are
-    passed on more often than gradients are summed.
-    """
+    """The place of a worker of a split model; a replica's stages are on workers of consecutive ranks."""
 
     @classmethod
     def of(cls, workers: Workers, stages: int) -> "Layout":
@@ -44,17 +40,13 @@ _process_sets: dict[tuple[int, ...], Any] = {}  # Horovod's process sets of this
 
 
 class WorkerGroup(HorovodWorkers):
-    """Collective. Some workers of a job: those that have one of some stages, the same on every worker.
-
-    Attributes:
-        first: the rank in the job of the first of them.
-        process_set: Horovod's set of them; None if there is one of them.
-    """
+    """Collective. Some workers of a job: those that have one of some stages, the same on every worker."""
 
     def __init__(self, layout: Layout, stages: Sequence[int], host: str, collectives: Any) -> None:
         own, every = layout.workers.rank, range(layout.workers.size)
         ranks = [rank for rank in every if rank % layout.stages in stages]
-        self.size, self.host, self.first, self.is_elastic = len(ranks), host, ranks[0], False
+        self.size, self.host, self.is_elastic = len(ranks), host, False
+        self.first = ranks[0]  # the rank in the job of the first of them
         self.rank = ranks.index(own) if own in ranks else 0  # 0 if this worker is none of them
         self.process_set = _process_set_of(collectives.hvd, ranks)
         self.collectives = self._collectives = collectives(self)
@@ -79,10 +71,7 @@ def _process_set_of(hvd: Any, ranks: Sequence[int]) -> Any:
 
 
 class StageReducer(GradientReducer):
-    """Sums the gradients of a stage over its replicas, by ``own``; of shared weights by what ``shared`` has.
-
-    A framework's class has ``finish``. The step's vector is summed over all workers of the job.
-    """
+    """Sums gradients of a stage over its replicas, by ``own``; of shared weights by what ``shared`` has."""
 
     def __init__(self, own: GradientReducer, shared: Mapping[str, GradientReducer]) -> None:
         super().__init__(None)

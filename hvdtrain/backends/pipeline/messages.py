@@ -53,10 +53,7 @@ class Messenger:
         self._requests: deque[tuple[list[Any], Any]] = deque()  # of what is being sent, and its memory
 
     def send(self, message: Message, to: int) -> None:
-        """Begin to send a message to a rank. Local: the receiver may take it later.
-
-        Its buffers must not change until ``flush``.
-        """
+        """Begin to send a message, whose buffers must not change until ``flush``, to a rank. Local."""
         sizes = [buffer.nbytes for buffer in message.buffers]
         try:
             text = wire.encode((message.description, sizes))
@@ -107,10 +104,7 @@ class Messenger:
 
 
 def _wait(test: Callable[[], Any]) -> Any:
-    """Wait for an operation; return what ``test`` does when it is done.
-
-    MPI's own wait would keep a core busy that another worker may need.
-    """
+    """Wait for an operation, without keeping a core busy as MPI does; return what ``test`` does."""
     tries = 0
     while not (found := _tried(test)):
         tries += 1

@@ -15,12 +15,8 @@ Pass = tuple[Literal["forward", "backward"], int]
 def one_forward_one_backward(stage: int, stages: int, micro_batches: int) -> Iterator[Pass]:
     """Yield the passes of one stage: "forward" or "backward", and the micro-batch.
 
-    A stage computes as many forward passes ahead as there are stages behind it, and from then on a backward
-    pass after each forward pass. So it keeps the inputs of at most ``stages - stage`` micro-batches, however
-    many there are.
-
-    Source: D. Narayanan et al., "PipeDream: Generalized Pipeline Parallelism for DNN Training", 2019; with
-    the flush at the end of each step of "Memory-Efficient Pipeline-Parallel DNN Training", 2021.
+    It keeps the inputs of at most ``stages - stage`` micro-batches. Source: D. Narayanan et al., "PipeDream",
+    2019, with the flush at the end of each step of "Memory-Efficient Pipeline-Parallel DNN Training", 2021.
     """
     ahead = min(stages - stage - 1, micro_batches)
     for place in range(ahead):
@@ -37,11 +33,7 @@ def bubble(stages: int, micro_batches: int) -> float:
 
 
 def cut(sizes: Sequence[int], stages: int) -> list[int]:
-    """Return the first block of each stage, so that the largest size of a stage is as small as possible.
-
-    Of several such divisions, the one is chosen whose stages before the last have most: they are the first in
-    the order of their first blocks from behind.
-    """
+    """Return the first block of each stage, so that the largest size of a stage is as small as possible."""
     count, sums = len(sizes), [0, *accumulate(sizes)]
     # of the first blocks up to each end: the largest size of a stage, and the first block of each stage
     best = {end: (sums[end], [0]) for end in range(1, count + 1)}
@@ -84,10 +76,7 @@ Call = tuple[tuple[Any, ...], Mapping[str, Any]]  # what a model or a block is c
 
 
 class StandIn:
-    """What stands for the whole model where a stage is computed: ``run`` is called in its place.
-
-    The model's signature says how it is called, and the losses of the stage's layers count as the model's.
-    """
+    """What stands for the whole model where a stage is computed: ``run`` is called in its place."""
 
     def __init__(self, model: Any, stage: Any = None) -> None:
         self.__wrapped__, self._stage = model, stage
@@ -105,10 +94,6 @@ class StagePassesBase:
     """What a worker computes of the micro-batches of a step, and what it sends and waits for.
 
     A framework's class has the passes, whose messages are None where there is no neighbour.
-
-    Attributes:
-        sums: what the micro-batches add up to in the last stage: the weighted sums of loss and metrics.
-        last_values: the rows of loss and metrics of the last micro-batch, and its weights.
     """
 
     forward: Any  # computes the outputs for a micro-batch, and keeps what the backward pass needs
@@ -128,8 +113,8 @@ class StagePassesBase:
     def begin(self, batch: Any, training: bool) -> None:
         """Begin a step, or the evaluation of a batch."""
         self._batch, self._place = batch, 0
-        self.sums: Any = None
-        self.last_values: Any = None
+        self.sums: Any = None  # in the last stage, the weighted sums of loss and metrics
+        self.last_values: Any = None  # the rows of loss and metrics of the last micro-batch, and its weights
         self._kept.clear()
         computation = self._computation
         self._objective = computation.train_objective if training else computation.eval_objective

@@ -30,12 +30,8 @@ Form = tuple[tuple[str, ...], tuple[str, ...]]
 class StageStepBase(WholeModelStep):
     """The part of a stage's step that is the same in both frameworks; it stands before ``PlainStep``.
 
-    What a worker does not have, such as the loss in the first stages, the others send it.
-
-    Attributes:
-        groups: the workers that have some stages, by these: those that have this worker's stage, and those
-            that share weights.
-        owners: the stages that have a tensor, by its path.
+    ``groups`` are the workers that have some stages, by these: those that have this worker's stage, and those
+    that share weights. ``owners`` are the stages that have a tensor, by its path.
     """
 
     is_timed = False
@@ -65,11 +61,7 @@ class StageStepBase(WholeModelStep):
     def divide(
         self, model: Any, blocks: Sequence[Any], whole: Any, batch: HostBatch | None, parameters: set[int]
     ) -> tuple[Sequence[Any], Any]:
-        """Collective. Choose the stages; return the blocks of this worker's one, and its tensors.
-
-        ``whole`` has the model's tensors, and ``parameters`` the identities of those that gradients alone
-        change. Blocks and model are compared with the batch, the first one of the training data.
-        """
+        """Collective. Choose the stages; return the blocks of this worker's one, and its tensors."""
         fields, layout, config = whole.fields, self.layout, self._config
         check_enough(len(blocks), layout.stages)
         of_blocks = owners_of(

@@ -6,7 +6,7 @@ outer optimizer takes a step (docs/async.md).
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NoReturn
+from typing import Any
 
 from hvdtrain.backends.optimizers import MAIN
 from hvdtrain.backends.portable.initial_values import share_of_new
@@ -16,7 +16,6 @@ from hvdtrain.config import Config
 from hvdtrain.errors import ConfigError, TaskError
 from hvdtrain.schedule import Cadence
 from hvdtrain.workers.agreement import Workers
-from hvdtrain.workers.world import World
 
 # of the outer optimizer's momentum in the portable state
 OUTER_PREFIX = "optimizer/outer_momentum"
@@ -39,13 +38,8 @@ class LoneWorker:
     most: int = 1
     may_reduce: bool = False
 
-    def restart(self, world: World) -> NoReturn:
-        """Refuse: jobs with local steps are not elastic."""
-        raise RuntimeError("a job with local steps has a fixed number of workers")
-
-    def leave(self, *, broken: bool) -> NoReturn:
-        """Refuse: jobs with local steps are not elastic."""
-        raise RuntimeError("a job with local steps has a fixed number of workers")
+    restart: Any = None  # jobs with local steps are not elastic
+    leave: Any = None
 
     def broadcast_object(self, value: Any, root: int = 0) -> Any:
         """Return the value."""
@@ -110,17 +104,14 @@ class LocalSums:
 class LocalStepsBase:
     """Adds up what local steps give, and makes the workers equal.
 
-    Parameters and what the optimizer keeps are averaged over the workers, each counting alike. The outer
-    optimizer ``average`` continues from that; ``nesterov`` takes a step of SGD with Nesterov momentum::
+    Parameters and what the optimizer keeps are averaged over the workers. The outer optimizer ``average``
+    continues from that; ``nesterov`` takes a step of SGD with Nesterov momentum::
 
         g = parameters of the last synchronisation - average of the parameters now
         v = outer_momentum * v + g
         parameters = parameters of the last synchronisation - outer_learning_rate * (g + outer_momentum * v)
 
-    Source: DiLoCo (Douillard et al. 2023, arXiv:2311.08105). With learning rate 1 and momentum 0 it is
-    ``average``. Other state, such as the statistics of batch norm, is averaged when it is
-    needed: before evaluating and saving. The moving average of the weights sees those of the
-    synchronisations.
+    Source: DiLoCo (Douillard et al. 2023, arXiv:2311.08105).
     """
 
     averaged: tuple[type, ...]  # optimizers of tasks whose state can be averaged

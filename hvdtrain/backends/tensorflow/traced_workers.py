@@ -30,10 +30,6 @@ class TracedWorkers:
     """The workers of a job, for steps that are traced once and run in every world.
 
     In an elastic job rank and size are variables, and steps hold their collectives in a world of one, too.
-
-    Attributes:
-        most: the most workers that the job may have.
-        is_elastic: whether their number may change while the job runs.
     """
 
     def __init__(self, workers: Workers) -> None:

@@ -23,27 +23,20 @@ class AllReduce(Reducer):
     are computed. Elsewhere, one is joined when the one before is reduced, so that memory holds the copies of
     one alone. What is added in which order depends on nothing but the parameters and the workers, so a run
     repeats bit by bit.
-
-    Attributes:
-        carries: whether a step's vector travels with the gradients, if one has its type.
-        label: what stands in the names of its messages, so that several reducers have different ones.
     """
 
     overwrites = False
-    carries = True
+    carries = True  # whether a step's vector travels with the gradients, if one has its type
     sent_as = "uncompressed"
 
     def __init__(self, workers: Sized, scaled: bool = False, *, overlaps: bool | None = None) -> None:
         super().__init__(workers, scaled)
-        self.label = ""
+        self.label = ""  # in the names of its messages, so that several reducers have different ones
         self._group = group_of(workers)
         self.overlaps = overlaps
 
     def finish(self, gradients: Sequence[Tensor], vector: Tensor = None) -> tuple[list[Tensor], Tensor]:
-        """Collective. Return the sum of each gradient over workers, and that of a vector.
-
-        It travels with them, or by itself if gradients are compressed, or if none has its type.
-        """
+        """Collective. Return the sum of each gradient over workers, and that of a vector."""
         if vector is None or not (self.carries and self._workers.may_reduce):
             return super().finish(gradients, vector)
         vector, *sums = self._sum([vector, *gradients])  # it is the last one of the last bucket
@@ -127,11 +120,7 @@ class BFloat16(AllReduce):
     sent_as = "as bf16"
 
     def attach(self, parameters: Mapping[str, Any]) -> None:
-        """Take the parameters.
-
-        Raises:
-            ConfigError: If the installed Horovod sums no bf16 where they are.
-        """
+        """Take the parameters; refuse them if the installed Horovod sums no bf16 where they are."""
         super().attach(parameters)
         if not self._workers.may_reduce:
             return

@@ -17,9 +17,6 @@ class Bucket:
 
     Those of whole rows come first: of the sum, they are parts that are not copied. The others follow
     closely packed, and zeros fill the last row.
-
-    Args:
-        gradients: dense ones of one type and of known shape, by name.
     """
 
     def __init__(self, gradients: Mapping[str, Tensor]) -> None:

@@ -118,12 +118,7 @@ def check_blocks(blocks: Sequence[Any], model: keras.Model, call: Call) -> str:
 
 
 class StagePasses(StagePassesBase):
-    """What a worker computes of the micro-batches of a step: compiled functions for each kind of pass.
-
-    Attributes:
-        gradients: of each parameter of the stage, what the micro-batches add up to.
-        forms: in training or not: the names of the sums and of those with weights, as last traced.
-    """
+    """What a worker computes of the micro-batches of a step: compiled functions for each kind of pass."""
 
     def __init__(self, step: Any, whole: Any) -> None:
         super().__init__(step, whole)

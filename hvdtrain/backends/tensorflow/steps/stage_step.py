@@ -62,11 +62,7 @@ class StagedReducer(StageReducer):
 
 
 class StagedUpdate(Update):
-    """The update of a step of a split model: this worker updates the parameters of its stage.
-
-    In the gradient's norm, the parameters of the paths ``counted_elsewhere`` are an earlier stage's. The
-    update waits for all workers of the job.
-    """
+    """The update of a step of a split model: this worker updates the parameters of its stage."""
 
     def __init__(
         self,

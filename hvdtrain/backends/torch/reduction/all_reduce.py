@@ -90,8 +90,7 @@ class AllReduce(Reducer):
     ) -> tuple[list[torch.Tensor], Any]:
         """Collective. Begin what no backward pass has completed, and wait for all. Empty the list.
 
-        The sums are parts of the memory that is lent to the gradients of the next step. A vector may travel
-        with them; it travels by itself if gradients are compressed, or if none has its type.
+        The sums are parts of the memory that is lent to the gradients of the next step.
         """
         if self._workers.size > 1 and self.carries and vector is not None:
             return self._finish(gradients, vector), vector
@@ -214,10 +213,8 @@ class AllReduce(Reducer):
 class Fp16(AllReduce):
     """All-reduces of gradients as fp16: half the bytes of fp32.
 
-    Each gradient is multiplied by the number of workers before it is cast, and the sum is divided by it:
-    gradients are parts of the mean over all workers, which get smaller as workers are added, and fp16 has
-    few digits below 6e-5. For powers of two this changes nothing else. A loss scale has multiplied them
-    already.
+    Gradients are parts of the mean over all workers, and fp16 has few digits below 6e-5: each is multiplied
+    by the number of workers before it is cast, unless a loss scale has done so, and the sum is divided by it.
     """
 
     carries = False
@@ -237,11 +234,7 @@ class BFloat16(AllReduce):
     sent_as = "as bf16"
 
     def attach(self, parameters: Mapping[str, torch.Tensor]) -> None:
-        """Take the parameters.
-
-        Raises:
-            ConfigError: If the installed Horovod sums no bf16 where they are.
-        """
+        """Take the parameters; refuse them if the installed Horovod sums no bf16 where they are."""
         super().attach(parameters)
         for parameter in self._parameters.values():
             kind = torch.empty(0, dtype=torch.bfloat16, device=parameter.device).type().replace(".", "_")

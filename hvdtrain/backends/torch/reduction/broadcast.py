@@ -113,10 +113,7 @@ _OPTION = -1
 
 
 def broadcast_optimizer(optimizer: torch.optim.Optimizer, workers: Workers, root: int) -> None:
-    """Collective. Copy the root's slots, and the options of its groups, to every worker's optimizer.
-
-    An option that is no tensor and cannot travel, such as a function, stays each worker's own.
-    """
+    """Collective. Copy the root's slots, and options of groups that can travel, to each optimizer."""
     own = _Parts(optimizer)
     layout, values = workers.broadcast_object(own.describe() if workers.rank == root else None, root)
     if workers.rank != root:

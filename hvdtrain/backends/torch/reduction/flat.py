@@ -16,16 +16,8 @@ class Bucket:
     """The gradients of some parameters of one type, side by side in one tensor.
 
     While autograd adds to the parts, no gradient is copied and memory holds each of them once. The tensor is
-    made when it is first used, so that the gradients of the first step can be joined bucket by bucket.
-
-    Args:
-        parameters: by name.
-
-    Attributes:
-        parameters: by name.
-        flat: the tensor that is reduced; without numbers before it is used.
-        parts: of it, that of each parameter, shaped and laid out as the parameter.
-        room: of it, what stands behind the parts, for a vector that travels with the gradients.
+    made when it is first used. ``parts`` of it are shaped and laid out as the parameters, and ``room`` stands
+    behind them, for a vector that travels with the gradients.
     """
 
     def __init__(self, parameters: Mapping[str, torch.Tensor]) -> None:
@@ -60,8 +52,7 @@ class Bucket:
     def take_in(self, gradients: Sequence[torch.Tensor | None]) -> None:
         """Copy those gradients that are not parts of it already; zeros for None.
 
-        A part that has been given other memory (``gradient.data = ...``) is copied, too, and made anew. What
-        was copied and is a parameter's gradient is replaced by the part, so that nothing keeps its memory.
+        A part that has been given other memory (``gradient.data = ...``) is copied, too, and made anew.
         """
         if not self.parts:
             self._allocate(0)
@@ -123,10 +114,7 @@ class Bucket:
         return {i for i, (now, own) in enumerate(zip(places, self._places, strict=True)) if now != own}
 
     def _leave_to_others(self) -> None:
-        """Take other memory if somebody still has a gradient of an earlier step, which would change.
-
-        Likewise if a part has other memory.
-        """
+        """Take other memory if somebody still has a gradient of an earlier step, or a part other memory."""
         if self._count_references() != self._references or self._moved():
             self._allocate(len(self.room))
 

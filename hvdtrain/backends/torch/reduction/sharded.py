@@ -19,14 +19,11 @@ class Sharded(Reducer):
 
     Once a backward pass has completed the gradients of a bucket, each worker sends every other one its part
     of them and drops them. It adds up what it receives, in the order of ranks, when it sends the next bucket.
-
-    Attributes:
-        reached: paths of the parameters that the backward passes of this step have reached.
     """
 
     def __init__(self, shards: ShardedParameters, compression: str, scaled: bool = False) -> None:
         super().__init__(shards.workers, scaled)
-        self.reached: set[str] = set()
+        self.reached: set[str] = set()  # paths of the parameters that backward passes of this step reached
         self._buckets = shards.buckets
         kind, self._factor = type_of_parts(compression, shards.workers.size, scaled)
         self._kind: torch.dtype = getattr(torch, kind)

@@ -61,10 +61,7 @@ class StagedReducer(StageReducer):
 
 
 class StagedUpdate(Update):
-    """The update of a step of a split model: this worker updates the parameters of its stage.
-
-    In the gradient's norm, the parameters of the paths ``counted_elsewhere`` are an earlier stage's.
-    """
+    """The update of a step of a split model: this worker updates the parameters of its stage."""
 
     def __init__(
         self, layout: Layout, counted_elsewhere: Collection[str], *arguments: Any, **options: Any
