@@ -167,9 +167,7 @@ def _parts(config: Config, trained: int, workers: int) -> dict[str, int]:
     """Return what a worker keeps for trained parameters of so many bytes, by what it is for."""
     is_sharded = config.shard != "none" and workers > 1
     part = -(-trained // workers) if is_sharded else trained
-    # micro-batches are added up before gradients are sent to their owners
-    adds_whole = config.framework == "tf" and config.accumulate > 1
-    keeps_all_gradients = config.shard != "gradients" or not is_sharded or adds_whole
+    keeps_all_gradients = config.shard != "gradients" or not is_sharded or config.framework == "tf"
     return {
         "parameters": trained,
         "gradients": trained if keeps_all_gradients else part,

@@ -50,7 +50,7 @@ class WholeModelStep:
         state: model and optimizers as portable state, after ``make_state``.
         local: what averages the workers, where steps are local.
         updates: the classes of an update in which each worker updates every parameter, in which it updates
-            its part, and in which it also gets the sum of its part of the gradients alone.
+            its part, and in which it also gets the sum of its part of the gradients alone, if there is one.
         states: the classes of the state: of a worker that keeps all of it, and of one that keeps its part.
     """
 
@@ -76,7 +76,7 @@ class WholeModelStep:
         whole, of_part, of_gradients = self.updates
         if parts.shards is None:
             return cast(Callable[..., Any], whole)
-        if parts.config.shard == "optimizer":
+        if parts.config.shard == "optimizer" or of_gradients is None:
             return partial(of_part, parts.shards)
         return partial(of_gradients, parts.config.compression, parts.shards)
 

@@ -55,7 +55,8 @@ def describe_plan(
     config, workers, own = session.config, session.backend.workers.size, model.own_rates
     copy = f" (local copy {session.services.run_dir} until all of it is there)" if session.is_remote else ""
     alone = "one worker, which keeps all of it: sharding changes nothing"
-    sharded = alone if workers == 1 else f"{_SHARDED.get(config.shard)}, over {workers} workers"
+    kept = "optimizer" if config.framework == "tf" else config.shard  # TensorFlow keeps whole gradients
+    sharded = alone if workers == 1 else f"{_SHARDED.get(kept)}, over {workers} workers"
     lines = {
         "workers": _workers(session, hosts),
         "starts from": start.origin,

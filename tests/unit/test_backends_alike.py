@@ -13,7 +13,8 @@ FOLDER = Path(hvdtrain.__file__).parent / "backends"
 FRAMEWORKS = {"torch": "TorchBackend", "tensorflow": "TensorFlowBackend"}
 # files of one framework alone: what Keras lacks, or has and PyTorch needs no part for
 OWN_FILES = {
-    "torch": {"state/tensors.py"},  # Keras keeps everything in variables, made with it
+    # Keras keeps everything in variables, made with it; a graph has all gradients at once
+    "torch": {"state/tensors.py", "reduction/sharded.py"},
     "tensorflow": {
         *("functions.py", "distributed_optimizer.py", "steps/formulas.py"),
         *("steps/step_number.py", "traced_workers.py"),  # a step that is traced
@@ -24,6 +25,7 @@ OWN_FILES = {
 OWN_NAMES = {
     "torch/reduction/all_reduce.py": {"sum_sparse"},  # Keras gives dense gradients
     "torch/steps/update.py": {"fitting_gradient"},
+    "torch/steps/sharded_update.py": {"ShardedGradientsUpdate"},
     # TensorFlow allocates what a graph concatenates, and Keras trains no complex variables
     "torch/reduction/flat.py": {"as_reals", "flat_zeros"},
     "torch/reduction/reducer.py": {"summed_meanwhile", "check_kinds"},
@@ -174,7 +176,7 @@ def test_an_update_has_its_stages_in_their_order(framework):
 def reducers(framework):
     """Return the classes of the reducers, and their base, by name."""
     found = dict(definitions("reduction/__init__.py"))
-    for file in ("reducer", "all_reduce", "low_rank", "sharded"):
+    for file in ("reducer", "all_reduce", "low_rank"):
         found |= definitions(f"{framework}/reduction/{file}.py")
     return found
 
@@ -182,7 +184,7 @@ def reducers(framework):
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_reducers_have_the_methods_of_their_protocol(framework):
     found = reducers(framework)
-    for reducer in ("Reducer", "AllReduce", "Fp16", "BFloat16", "LowRank", "Sharded"):
+    for reducer in ("Reducer", "AllReduce", "Fp16", "BFloat16", "LowRank"):
         for name, expected in methods(found["GradientReducer"]).items():
             own = methods(found[reducer]).get(name, expected)
             assert signature(own) == signature(expected)

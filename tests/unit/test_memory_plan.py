@@ -43,8 +43,7 @@ def test_each_copy_of_the_parameters_is_counted(fields, copies):
         ({"shard": "gradients", "accumulate": 2}, 1 + 3 / 4),
         ({"shard": "gradients", "ema_decay": 0.9}, 1 + 4 / 4),
         ({"shard": "optimizer", "framework": "tf"}, 2 + 3 / 4),
-        ({"shard": "gradients", "framework": "tf"}, 1 + 4 / 4),
-        ({"shard": "gradients", "framework": "tf", "accumulate": 2}, 2 + 3 / 4),
+        ({"shard": "gradients", "framework": "tf"}, 2 + 3 / 4),
     ],
 )
 def test_sharded_state_counts_once_over_all_workers(fields, copies):

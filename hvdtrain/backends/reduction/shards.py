@@ -12,7 +12,6 @@ from typing import Any, ClassVar
 import numpy as np
 
 from hvdtrain.backends.workers import peer_errors
-from hvdtrain.config.values import compression_of
 from hvdtrain.workers.agreement import Workers
 
 _SEVERAL = 8
@@ -221,12 +220,3 @@ class CommonShardedParameters:
     _all_to_all: Any  # collective; what it returns is on the host
     _broadcast: Any  # collective: returns rank 0's vector
     _set: Any  # sets a vector to values
-
-
-def type_of_parts(compression: str, workers: int, scaled: bool) -> tuple[str, int]:
-    """Return the type in which parts of gradients travel, and what they are multiplied by before that.
-
-    fp16 would lose digits of parts of a mean over all workers, unless a loss scale has multiplied them.
-    """
-    kind = compression_of(compression).parts_as
-    return kind, workers if kind == "float16" and not scaled else 1

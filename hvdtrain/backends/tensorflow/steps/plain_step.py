@@ -27,7 +27,7 @@ from hvdtrain.backends.tensorflow.reduction.broadcast import broadcast_variables
 from hvdtrain.backends.tensorflow.steps.optimizer_state import TrainingState
 from hvdtrain.backends.tensorflow.steps.parts import Parts
 from hvdtrain.backends.tensorflow.steps.sharded_state import ShardedState
-from hvdtrain.backends.tensorflow.steps.sharded_update import ShardedGradientsUpdate, ShardedUpdate
+from hvdtrain.backends.tensorflow.steps.sharded_update import ShardedUpdate
 from hvdtrain.backends.tensorflow.steps.update import Update
 from hvdtrain.backends.tensorflow.task_model import compiled
 from hvdtrain.backends.tensorflow.traced_workers import Sized
@@ -50,7 +50,7 @@ class PlainStep(WholeModelStep):
     """
 
     collectives = HorovodCollectives
-    updates = Update, ShardedUpdate, ShardedGradientsUpdate
+    updates = Update, ShardedUpdate, None  # a graph has all gradients at once
     states = TrainingState, ShardedState
     computation: Computation
     shapes: dict[str, tuple[int, ...]]

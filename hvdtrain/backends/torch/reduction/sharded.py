@@ -8,9 +8,9 @@ from typing import Any
 import horovod.torch as hvd
 import torch
 
-from hvdtrain.backends.reduction.shards import type_of_parts
 from hvdtrain.backends.torch.reduction.reducer import Reducer
 from hvdtrain.backends.torch.reduction.sharded_parameters import Bucket, ShardedParameters
+from hvdtrain.config.values import compression_of
 from hvdtrain.errors import TaskError
 
 
@@ -25,7 +25,9 @@ class Sharded(Reducer):
         super().__init__(shards.workers, scaled)
         self.reached: set[str] = set()  # paths of the parameters that backward passes of this step reached
         self._buckets = shards.buckets
-        kind, self._factor = type_of_parts(compression, shards.workers.size, scaled)
+        kind = compression_of(compression).parts_as
+        # fp16 would lose digits of parts of a mean over all workers, unless a loss scale has multiplied them
+        self._factor = shards.workers.size if kind == "float16" and not scaled else 1
         self._kind: torch.dtype = getattr(torch, kind)
         self._hooks: list[Any] = []
         self._is_in_pass = False
