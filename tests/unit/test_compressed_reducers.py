@@ -53,12 +53,6 @@ def test_a_gradient_comes_back_in_its_parameters_memory_layout():
     torch.testing.assert_close(kernel.detach(), before - 0.5 * kernel.grad)
 
 
-def test_a_gradient_of_the_parameters_layout_is_not_copied():
-    kernel = torch.nn.Parameter(torch.randn(40, 30))
-    gradient = torch.randn(40, 30)
-    assert torch_low_rank_of(kernel).finish([gradient])[0][0] is gradient
-
-
 def test_tensorflow_takes_gradients_of_unknown_shape():
     """As ``tf.custom_gradient`` around ``tf.numpy_function`` gives them."""
     value = np.random.RandomState(0).randn(30, 40).astype(np.float32)

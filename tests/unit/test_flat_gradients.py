@@ -10,7 +10,6 @@ from hvdtrain.backends.reduction.shards import divide
 from hvdtrain.backends.tensorflow import functions
 from hvdtrain.backends.tensorflow.reduction import all_reduce as tensorflow_reduction
 from hvdtrain.backends.tensorflow.reduction import flat as tensorflow_flat
-from hvdtrain.backends.tensorflow.reduction.all_reduce import Fp16
 from hvdtrain.backends.tensorflow.traced_workers import FixedSize
 from hvdtrain.backends.torch.reduction import flat as torch_flat
 
@@ -111,18 +110,6 @@ def test_tensorflow_reduces_the_same_whatever_a_worker_reaches(monkeypatch, reac
     assert vector.numpy().tolist() == [2, 4, 6]
 
 
-def test_tensorflow_sends_no_vector_as_fp16(monkeypatch):
-    begun = []
-    monkeypatch.setattr(
-        tensorflow_reduction.hvd,
-        "allreduce",
-        lambda tensor, name, **_: begun.append((name, tensor.dtype.name)) or tensor,
-    )
-    reducer = Fp16(FixedSize(2), overlaps=False)
-    tf.function(lambda: reducer.finish([tf.ones(3)], tf.ones(4)))()
-    assert begun == [("hvdtrain.metrics", "float32"), ("hvdtrain.gradients.0", "float16")]
-
-
 def weights_of(*values):
     return {str(place): torch.nn.Parameter(torch.full((2,), value)) for place, value in enumerate(values)}
 
@@ -139,22 +126,3 @@ def test_a_part_that_was_given_other_memory_is_taken_in_and_made_anew():
         assert [part.tolist() for part in bucket.parts] == [2 * [factor], [1, 1]]
         assert bucket.flat[:2].tolist() == 2 * [factor]
         assert bucket.parts[0].data_ptr() == bucket.flat.data_ptr()
-
-
-def test_a_part_that_was_given_other_memory_is_lent_anew():
-    """Otherwise the next gradient is added to the last one, elsewhere."""
-    parameters = weights_of(1.0, 1.0)
-    bucket = torch_flat.Bucket(parameters)
-    bucket.lend()
-    kept = bucket.parts[1].view(1, 2)  # so that as many tensors use the memory as before
-    bucket.parts[0].data = torch.ones(2)
-    bucket.lend()
-    assert parameters["0"].grad.tolist() == [0, 0]
-    assert parameters["0"].grad.data_ptr() == bucket.flat.data_ptr()
-    assert kept.shape == (1, 2)
-
-
-def test_a_sparse_gradient_is_taken_in():
-    bucket = torch_flat.Bucket(weights_of(1.0))
-    bucket.take_in([torch.tensor([0.0, 5.0]).to_sparse()])
-    assert bucket.parts[0].tolist() == [0, 5]

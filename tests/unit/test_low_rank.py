@@ -7,7 +7,6 @@ import pytest
 
 from hvdtrain.backends.reduction import fitting_state
 from hvdtrain.backends.reduction.low_rank import CommonLowRank, first_factor, matrix_shape, orthonormal
-from hvdtrain.config.values import rank_of
 from hvdtrain.errors import TaskError
 
 KEPT = {"compression/error/a/kernel": np.ones((3, 4)), "compression/q/a/kernel": np.ones((4, 1))}
@@ -53,13 +52,6 @@ def test_directions_are_orthonormal_and_those_of_other_numbers_are_not_finite(wr
     found = orthonormal(arrays)
     assert not np.isfinite(found[0]).all()
     assert np.isfinite(found[1]).all()
-
-
-@pytest.mark.parametrize(
-    "value", ["none", "fp16", "powersgd", "powersgd:", "powersgd:04", "powersgd:٤", "x:4"]
-)
-def test_a_text_that_is_no_rank_has_none(value):
-    assert rank_of(value) is None
 
 
 @pytest.mark.parametrize(

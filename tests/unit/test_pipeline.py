@@ -48,21 +48,6 @@ def test_given_cuts_must_fit(cuts):
     assert given_cuts([1, 4], 5, 3) == [0, 1, 4]
 
 
-@pytest.mark.parametrize("micro_batches", [1, 2, 3, 8])
-@pytest.mark.parametrize("stages", [1, 2, 3, 5])
-def test_each_stage_computes_each_micro_batch_forward_and_then_backward(stages, micro_batches):
-    for stage in range(stages):
-        passes = list(one_forward_one_backward(stage, stages, micro_batches))
-        for what in ("forward", "backward"):
-            assert [place for kind, place in passes if kind == what] == list(range(micro_batches))
-        kept = most = 0
-        for kind, _ in passes:
-            kept += 1 if kind == "forward" else -1
-            most = max(most, kept)
-            assert kept >= 0
-        assert most <= stages - stage
-
-
 @pytest.mark.parametrize(("stages", "micro_batches"), [(2, 1), (2, 8), (3, 4), (5, 2)])
 def test_a_pipeline_ends_and_waits_as_its_formula_says(stages, micro_batches):
     """Every pass takes a unit of time and begins when what it needs is there."""

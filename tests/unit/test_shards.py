@@ -45,20 +45,6 @@ def test_buckets_are_small(sizes, expected):
     assert [list(bucket.begins) for bucket in buckets] == expected
 
 
-def test_parts_are_even_and_may_cut_a_parameter():
-    (bucket,) = shard({"a": 40, "b": 30}, 2)
-    assert (bucket.part, bucket.begins) == (48, {"a": 0, "b": 48})
-    (bucket,) = shard({"a": 70, "b": 30}, 2)
-    assert (bucket.part, bucket.length) == (64, 128)
-    owned = [[(s.name, s.begin, s.end, s.offset) for s in segments] for segments in bucket.segments]
-    assert owned == [[("a", 0, 64, 0)], [("a", 64, 70, 0), ("b", 0, 30, 16)]]
-
-
-def test_a_worker_may_own_padding_alone():
-    (bucket,) = shard({"a": 10}, 3)
-    assert [len(segments) for segments in bucket.segments] == [1, 0, 0]
-
-
 def test_arrays_of_a_spool_lie_in_a_file_without_a_name(tmp_path):
     folder = tmp_path / "checkpoints"
     spool = Spool(folder)

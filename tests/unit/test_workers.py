@@ -66,13 +66,6 @@ def two_workers(*others) -> HorovodWorkers:
     return HorovodWorkers(binding(1 + len(others)), Collectives(*others))
 
 
-def test_one_worker_asks_nobody():
-    workers = HorovodWorkers(binding(1), Collectives())
-    assert workers.allgather_object("x") == ["x"]
-    assert workers.broadcast_object("x") == "x"
-    workers.barrier()
-
-
 def test_processes_that_horovod_does_not_see_are_an_error(monkeypatch):
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "4")
     monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "0")
@@ -184,27 +177,12 @@ def test_a_world_that_does_not_come_up_has_lost_a_worker():
     assert caught.value.remedy == "Horovod initialization failed: Horovod collectives aborted: x"
 
 
-def test_a_world_in_which_horovod_has_another_rank_is_an_error():
-    workers = elastic_workers(hvd := Horovod())
-    hvd.rank = lambda: 1
-    with pytest.raises(EnvironmentFault, match=r"says rank 1 of 2 where the launcher .* said rank 0 of 2"):
-        workers.restart(world(0, 2))
-
-
 @pytest.mark.parametrize("broken", [False, True])
 def test_only_a_broken_world_is_left_by_giving_up_what_is_under_way(broken, monkeypatch):
     hvd = Horovod()
     monkeypatch.setattr(hvdtrain.backends.workers, "abort_collectives", lambda why: hvd.calls.append("abort"))
     elastic_workers(hvd).leave(broken=broken)
     assert hvd.calls == (["abort"] if broken else []) + ["shutdown"]
-
-
-def test_the_workers_of_other_jobs_enter_no_world():
-    workers = two_workers(same)
-    assert (workers.is_elastic, workers.may_reduce, workers.most) == (False, True, 2)
-    assert not HorovodWorkers(binding(1), Collectives()).may_reduce
-    with pytest.raises(RuntimeError, match="only the workers of an elastic job"):
-        workers.restart(world(0, 2))
 
 
 def framed(purpose: int, value: object) -> bytes:
