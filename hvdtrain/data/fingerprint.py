@@ -29,22 +29,15 @@ SampleDigests = Mapping[str, str] | None
 
 @travels
 class Fingerprint(BaseModel):
-    """The fingerprint of a data set.
-
-    Attributes:
-        size: number of samples.
-        samples: for each key, the digests of the samples at ``probe_indices(size)``; None if a sample could
-            not be read.
-        order: what the order of training depends on in addition to size and seed; empty if on nothing.
-        columns: the names of the columns of arrays that were tables.
-    """
+    """The fingerprint of a data set."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    size: int = Field(ge=0, lt=2**63)
+    size: int = Field(ge=0, lt=2**63)  # number of samples
+    # for each key, digests of the samples at ``probe_indices(size)``; None if a sample could not be read
     samples: dict[str, list[str | None]] = {}
-    order: str = Field("", max_length=200)
-    columns: dict[str, list[str]] = {}
+    order: str = Field("", max_length=200)  # what the order of training depends on but for size and seed
+    columns: dict[str, list[str]] = {}  # the names of the columns of arrays that were tables
 
     @model_validator(mode="after")
     def _check(self) -> "Fingerprint":
@@ -77,19 +70,16 @@ def columns_of(dataset: Any) -> dict[str, list[str]]:
 
 
 def take_fingerprint(dataset: Any, skip: bool = False, seconds: float = _SECONDS) -> Fingerprint:
-    """Return the fingerprint of a data set. It reads the samples at ``probe_indices`` and no others.
+    """Return the fingerprint of a data set, of the samples that are read in some seconds.
 
-    Args:
-        dataset: the data set, a Dataset.
-        skip: whether the next readable sample replaces one that cannot be read.
-        seconds: time after which no further sample is read.
+    ``skip`` says whether the next readable sample replaces one that cannot be read.
     """
     read = sample_reader(dataset, skip)
     indices = probe_indices(len(dataset))
     digests: dict[int, SampleDigests] = {}
     deadline = time.monotonic() + seconds
-    for place in _coarse_to_fine(len(indices)):
-        digests[place] = read(indices[place])
+    for place, index in enumerate(indices):
+        digests[place] = read(index)
         if time.monotonic() > deadline:
             break
     keys = sorted({key for found in digests.values() for key in found or ()})
@@ -102,10 +92,9 @@ def take_fingerprint(dataset: Any, skip: bool = False, seconds: float = _SECONDS
 
 
 def sample_reader(dataset: Any, skip: bool = False) -> Callable[[int], SampleDigests]:
-    """Return a function that reads a sample without augmentation and returns its digests.
+    """Return a function that reads a sample without augmentation and returns its digests, or None.
 
-    The global generators are seeded by the index first, so that transforms which draw from them give equal
-    samples. A sample that cannot be read has no digests: it is reported when training reads it.
+    The global generators are seeded by the index first, so that transforms which draw from them are equal.
     """
     fetch = LocalFetch(dataset, skip)
 
@@ -131,10 +120,10 @@ def draws_random_numbers(dataset: Any) -> bool:
 
 
 def digest(value: Any) -> str:
-    """Return a text that identifies the value of a sample under one key.
+    """Return a text that identifies the value of a sample under one key: a hash.
 
-    It is a hash. For floating-point numbers, the hash covers their type, shape and the places that are not
-    finite; two numbers follow, a weighted sum and the norm, which ``is_same`` compares with a tolerance.
+    That of floating-point numbers covers type, shape and the places that are not finite; a weighted sum and
+    the norm follow, which ``is_same`` compares with a tolerance.
     """
     array = narrowed(np.asarray(value))  # a model of 64 bits reads the same data
     content: list[bytes] = [f"{array.dtype.str[1:]}{array.shape}".encode()]
@@ -205,15 +194,6 @@ def changing_keys(dataset: Any, fingerprint: Fingerprint, skip: bool = False) ->
 def _at(fingerprint: Fingerprint, place: int) -> SampleDigests:
     samples = fingerprint.samples
     return {key: found for key, digests in samples.items() if (found := digests[place]) is not None}
-
-
-def _coarse_to_fine(count: int) -> list[int]:
-    """Return the numbers below ``count``: the ends first, then those halfway between, and so on."""
-    order, step = dict.fromkeys((0, count - 1)), count
-    while step > 1:
-        step = -(-step // 2)
-        order |= dict.fromkeys(range(0, count, step))
-    return [place for place in order if 0 <= place < count]
 
 
 def _weighted_sum(values: NDArray[np.float64]) -> float:

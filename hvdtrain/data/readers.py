@@ -11,6 +11,8 @@ import traceback
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +30,7 @@ from hvdtrain.workers.user_errors import RaisedInReader, where_raised
 
 @dataclass(frozen=True)
 class RemoteError:
-    """An exception in a form that can be sent to the worker.
-
-    An error of hvdtrain is raised there unchanged. Of any other exception, which may not be
-    possible to unpickle, only the text is sent.
-    """
+    """An exception in a form that can be sent to the worker: an error of hvdtrain, or the text of another."""
 
     kind: type[HvdtrainError] | None  # the class of an error of hvdtrain; None for any other exception
     problem: str  # its message; for any other exception, with the place that raised it
@@ -55,14 +53,17 @@ class RemoteError:
 
 def main(connection_number: int, payload_number: int, worker: int, skip: bool) -> None:
     """Serve one worker's requests until it closes the connection, then end the process."""
-    _end_with_worker(worker)
+    for number in HANDLED:  # they are meant for the worker, which started this process with them blocked
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDLED)
+    end_with_parent(worker, signal.SIGKILL)
     with suppress(EOFError, BrokenPipeError, ConnectionResetError):  # the worker has closed the connection
-        _serve(socket.socket(fileno=connection_number), payload_number, skip)
+        _serve(Connection(connection_number), payload_number, skip)
     sys.stdout.flush()
     os._exit(0)  # without clean-up, which a thread of the data set could block
 
 
-def _serve(connection: socket.socket, payload_number: int, skip: bool) -> None:
+def _serve(connection: Connection, payload_number: int, skip: bool) -> None:
     """Load the data sets and fetch samples until the worker closes the connection."""
     try:
         datasets = load_payload(payload_number)
@@ -73,23 +74,11 @@ def _serve(connection: socket.socket, payload_number: int, skip: bool) -> None:
     while True:
         name, indices, keys, bits = receive(connection)
         set_float_bits(bits)
-        send(connection, _fetch(datasets[name], indices, keys, skip))
-
-
-def _fetch(dataset: Any, indices: Any, keys: Any, skip: bool) -> Any:
-    """Return the samples, or the exception that was raised instead."""
-    try:
-        return LocalFetch(dataset, skip)(indices, keys)
-    except BaseException as error:
-        return RemoteError.from_exception(error)
-
-
-def _end_with_worker(worker: int) -> None:
-    """Ignore the signals that the worker handles, and have the kernel end this process with the worker."""
-    for number in HANDLED:
-        signal.signal(number, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDLED)  # the worker started this process with them blocked
-    end_with_parent(worker, signal.SIGKILL)
+        try:
+            answer: Any = LocalFetch(datasets[name], skip)(indices, keys)
+        except BaseException as error:
+            answer = RemoteError.from_exception(error)
+        send(connection, answer)
 
 
 _CLOSE_SECONDS = 1.0
@@ -115,8 +104,7 @@ _ROOT = Path(hvdtrain.__file__).resolve().parent.parent
 class Readers:
     """The reader processes of one worker, which training and evaluation share.
 
-    A context manager: leaving it ends the processes. If the worker ends in any other way, they end
-    by themselves.
+    A context manager that ends them; they end by themselves if the worker ends in any other way.
     """
 
     def __init__(self, datasets: Mapping[str, Any], processes: int = 0, skip: bool = False) -> None:
@@ -175,9 +163,8 @@ class _Process:
     """One reader process, as its worker uses it."""
 
     def __init__(self, payload: Payload, skip: bool) -> None:
-        self._connection, theirs = socket.socketpair()
-        number = theirs.fileno()
-        numbers = (number, payload.descriptors[0], os.getpid(), int(skip))
+        self._connection, theirs = Pipe()
+        numbers = (theirs.fileno(), payload.descriptor, os.getpid(), int(skip))
         # blocked until its first line: a signal that is meant for the worker would end it
         before = signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED)
         try:
@@ -186,7 +173,7 @@ class _Process:
                     [sys.executable, "-c", _PROGRAM, *map(str, numbers), str(_ROOT)],
                     env=os.environ | dict.fromkeys(_ONE_THREAD, "1"),
                     stdin=subprocess.DEVNULL,
-                    pass_fds=(number, *payload.descriptors),
+                    pass_fds=numbers[:2],
                 )
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
@@ -209,8 +196,8 @@ class _Process:
 
     def close_connection(self) -> None:
         """Close the connection, at which the process ends."""
-        with suppress(OSError):  # it may have ended
-            self._connection.shutdown(socket.SHUT_RDWR)
+        with suppress(OSError), socket.socket(fileno=os.dup(self._connection.fileno())) as own:
+            own.shutdown(socket.SHUT_RDWR)  # a thread that waits for it gets an EOFError
 
     def end(self, seconds: float) -> None:
         """Wait for the process to end; kill it if it has not after this time."""

@@ -3,54 +3,18 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 from hvdtrain.config import Config
 from hvdtrain.data.bad_samples import BadSample
 from hvdtrain.data.eval_sets import TRAINING_DATA, fetch_with_name, set_words, sets_of
 from hvdtrain.data.feed import Feed, HostBatch, Reader, Shard
 from hvdtrain.data.fingerprint import Fingerprint
-from hvdtrain.data.order import BatchPlan, Order, SequentialOrder, training_order
+from hvdtrain.data.order import Order, SequentialOrder, training_order
 from hvdtrain.data.readers import Readers
 from hvdtrain.data.stream import Stream
 from hvdtrain.data.stream_feed import StreamFeed, StreamPart
 from hvdtrain.workers.agreement import WorkerPlace, Workers
-
-
-class _Position(Protocol):
-    """Where training stands; see ``Progress``."""
-
-    @property
-    def step(self) -> int: ...
-
-    @property
-    def samples(self) -> int: ...
-
-
-class _StepPlan(Protocol):
-    """What of a ``TrainingPlan`` says which samples a step has."""
-
-    @property
-    def batch(self) -> BatchPlan: ...
-
-    @property
-    def eval_batch(self) -> BatchPlan: ...
-
-    @property
-    def last_sample(self) -> int: ...
-
-    @property
-    def warmup_samples(self) -> float: ...
-
-    @property
-    def steps(self) -> int: ...
-
-    @property
-    def by_steps(self) -> bool: ...
-
-    def samples_after(self, samples: int) -> int: ...
-
-    def in_warmup(self, step: int, samples: int) -> bool: ...
 
 
 @dataclass
@@ -66,7 +30,10 @@ class SkippedSamples:
 
 @dataclass
 class TrainingData:
-    """What a run reads. Which kind of data it is, only this class knows."""
+    """What a run reads. Which kind of data it is, only this class knows.
+
+    In its methods, ``plan`` is the job's ``TrainingPlan``, and ``at`` the ``Progress`` of training.
+    """
 
     config: Config  # the resolved config
     workers: Workers  # the job's workers
@@ -97,31 +64,28 @@ class TrainingData:
         """Whether each worker reads shards of its own, so that steps may have few samples."""
         return self.is_stream and bool(self.training.is_dealt(self.workers.size))
 
-    def position_after(self, plan: _StepPlan, samples: int, taken: float) -> int:
+    def position_after(self, plan: Any, samples: int, taken: float) -> int:
         """Return the samples that were seen after a step."""
         return samples + round(taken) if self.is_stream else plan.samples_after(samples)
 
-    def train_feed(self, plan: _StepPlan, at: _Position) -> Feed:
+    def train_feed(self, plan: Any, at: Any) -> Feed:
         """Return this worker's training batches from a place to the end."""
         if self.is_stream:
             return StreamFeed(self._train_part(plan, at), self.workers.allgather_object)
         return self._feed(self._train_reader(plan, at))
 
-    def train_batch(self, plan: _StepPlan, at: _Position) -> HostBatch | None:
-        """Read this worker's batch of the step that begins at a place; None if training ends there.
-
-        Of a stream, it has the first sample, wherever the step begins.
-        """
+    def train_batch(self, plan: Any, at: Any) -> HostBatch | None:
+        """Read this worker's batch of the step that begins at a place; of a stream, of its first sample."""
         if self.is_stream:
             is_over = at.samples >= plan.last_sample
             return None if is_over else _of_first_sample(self._train_part(plan, at))
         return _first(self._train_reader(plan, at))
 
-    def batch_again(self, plan: _StepPlan, at: _Position) -> HostBatch | None:
+    def batch_again(self, plan: Any, at: Any) -> HostBatch | None:
         """Read the batch of a step that is done again; None of a stream, which is read once."""
         return None if self.is_stream else self.train_batch(plan, at)
 
-    def eval_feed(self, plan: _StepPlan, name: str = "") -> Feed:
+    def eval_feed(self, plan: Any, name: str = "") -> Feed:
         """Return this worker's shard of the evaluation data, or of one of their sets, once."""
         dataset = sets_of(self.evaluation)[name]
         if isinstance(dataset, Stream):
@@ -129,7 +93,7 @@ class TrainingData:
             return StreamFeed(part, self.workers.allgather_object)
         return self._feed(self._eval_reader(plan, name), f" of the {set_words(name)}" if name else "")
 
-    def eval_batch(self, plan: _StepPlan, name: str = "") -> HostBatch | None:
+    def eval_batch(self, plan: Any, name: str = "") -> HostBatch | None:
         """Read this worker's first batch of the evaluation data, or of one of their sets."""
         dataset = sets_of(self.evaluation)[name]
         if isinstance(dataset, Stream):
@@ -137,17 +101,12 @@ class TrainingData:
         return _first(self._eval_reader(plan, name))
 
     def skipped_in(self, feed: Feed, step: int | None = None) -> tuple[int, float]:
-        """Return the samples that this worker counts as skipped in a feed since the last call.
-
-        Workers of one replica read the same samples: the one of the first stage counts them.
-
-        Returns:
-            How many, and for how many seconds the worker waited for data.
-        """
+        """Return the samples that this worker skipped since the last call, and the seconds it waited."""
         skipped, waited_seconds = feed.take_notes(step)
+        # workers of one replica read the same samples: the one of the first stage counts them
         return (skipped if self.place.is_first_stage else 0), waited_seconds
 
-    def _train_reader(self, plan: _StepPlan, at: _Position) -> Reader:
+    def _train_reader(self, plan: Any, at: Any) -> Reader:
         order = training_order(self.training, self.size, self.config.seed)
         shard = Shard(
             plan=plan.batch,
@@ -159,7 +118,7 @@ class TrainingData:
         )
         return self._reader(TRAINING_DATA, self.training, order, shard)
 
-    def _train_part(self, plan: _StepPlan, at: _Position) -> StreamPart:
+    def _train_part(self, plan: Any, at: Any) -> StreamPart:
         return StreamPart(
             self.training,
             plan.batch,
@@ -172,7 +131,7 @@ class TrainingData:
             in_warmup=plan.in_warmup,
         )
 
-    def _eval_reader(self, plan: _StepPlan, name: str) -> Reader:
+    def _eval_reader(self, plan: Any, name: str) -> Reader:
         dataset = sets_of(self.evaluation)[name]
         shard = Shard(plan.eval_batch, self.place.replica, 0, 0, len(dataset))
         order = SequentialOrder(len(dataset))

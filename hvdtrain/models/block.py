@@ -40,12 +40,7 @@ def keras_ends(model: Any, *tensors: Any) -> Any:
 
 
 def keras_blocks(model: Any, inner: Sequence[Any]) -> list[Any]:
-    """Return the blocks of a model of :func:`keras_ends`: what is before the repeated ones, these, the rest.
-
-    Args:
-        model: the model.
-        inner: its repeated blocks.
-    """
+    """Return the blocks of a model of :func:`keras_ends`: the repeated ones, and what is around them."""
     import keras
 
     entering, leaving = model.ends_of_blocks()
@@ -60,12 +55,7 @@ def keras_layers(model: Any, name: str) -> list[Any]:
 
 
 def parts_of(block: Any, kind: type[Part]) -> list[Part]:
-    """Return the modules or layers of a block, whatever kind of block it is.
-
-    Args:
-        block: a module, a layer, a function or a ``Block``.
-        kind: the framework's class of modules or layers.
-    """
+    """Return the modules or layers of a block, which may be one itself, a function or a ``Block``."""
     found = block.parts if isinstance(block, Block) else [block]
     return [part for part in found if isinstance(part, kind)]
 

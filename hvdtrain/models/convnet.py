@@ -9,17 +9,14 @@ maximum, after which two runs that should agree differ visibly.
 
 from typing import Any
 
+from hvdtrain.models.block import Block
+
 CHANNELS = (32, 64)
 HIDDEN = 128
 
 
 def torch_model(image_shape: tuple[int, int, int], classes: int) -> Any:
-    """Return the PyTorch model.
-
-    Args:
-        image_shape: height, width, channels; height and width even.
-        classes: number of classes.
-    """
+    """Return the PyTorch model for images of a shape (height, width, channels), the first two even."""
     import torch
     from torch import nn
     from torch.nn import functional as F
@@ -54,8 +51,6 @@ def torch_model(image_shape: tuple[int, int, int], classes: int) -> Any:
 
 def torch_blocks(model: Any) -> list[Any]:
     """Return the blocks of a PyTorch model: one for each layer."""
-    from hvdtrain.models.block import Block
-
     parts = ((model.begin, model.conv1), (model.pool, model.conv2), (model.hide, model.dense1))
     return [*(Block(*part) for part in parts), model.dense2]
 

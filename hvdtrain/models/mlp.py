@@ -9,15 +9,11 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from hvdtrain.models.block import Block
+
 
 def torch_model(input_shape: Sequence[int], classes: int, hidden: Sequence[int] = (256, 256)) -> Any:
-    """Return the PyTorch model.
-
-    Args:
-        input_shape: shape of one sample.
-        classes: number of classes.
-        hidden: widths of the hidden layers.
-    """
+    """Return the PyTorch model for samples of a shape, with hidden layers of these widths."""
     from torch import nn
 
     widths = [math.prod(input_shape), *hidden]
@@ -41,8 +37,6 @@ def torch_blocks(model: Any) -> list[Any]:
     """Return the blocks of a PyTorch model: one for each dense layer."""
     from torch import nn
 
-    from hvdtrain.models.block import Block
-
     def hidden(layer: Any) -> Block:
         return Block(lambda x: nn.functional.silu(layer(x.flatten(1))), layer)
 
@@ -51,8 +45,6 @@ def torch_blocks(model: Any) -> list[Any]:
 
 def tf_blocks(model: Any) -> list[Any]:
     """Return the blocks of a Keras model: one for each dense layer."""
-    from hvdtrain.models.block import Block
-
     flatten, *others = model.layers[1:]
     first, *dense = [layer for part in others for layer in getattr(part, "layers", [part])]
     return [Block(lambda x: first(flatten(x)), first), *dense]

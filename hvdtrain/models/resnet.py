@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hvdtrain.errors import TaskError
+from hvdtrain.models.block import Block, keras_blocks, keras_ends, keras_layers
 
 BLOCKS = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3), 50: (3, 4, 6, 3)}
 CHANNELS = (64, 128, 256, 512)
@@ -28,6 +29,11 @@ class _Block:
     stride: int  # factor by which height and width shrink
     convolutions: tuple[tuple[int, int, int], ...]  # output channels, size and stride of each
 
+    @property
+    def projects(self) -> bool:
+        """Whether the shortcut has a convolution of its own."""
+        return self.stride > 1 or self.inputs != self.outputs
+
 
 def torch_model(
     image_shape: tuple[int, int, int],
@@ -36,22 +42,17 @@ def torch_model(
     stem: str = "cifar",
     activation: str = "relu",
 ) -> Any:
-    """Return the PyTorch model.
+    """Return the PyTorch model for images of a shape (height, width, channels).
 
-    Args:
-        image_shape: height, width, channels.
-        classes: number of classes.
-        depth: 18, 34 or 50.
-        stem: "cifar", a 3x3 convolution, or "imagenet", which shrinks images to a quarter: a 7x7
-            convolution and a maximum over 3x3, both of stride 2.
-        activation: "relu" or "silu". SiLU is smooth, so runs that differ only by rounding stay
-            close for longer.
+    The stem "cifar" is a 3x3 convolution; "imagenet" shrinks images to a quarter: a 7x7 convolution and a
+    maximum over 3x3, both of stride 2. With the activation "silu", which is smooth, runs that differ only by
+    rounding stay close for longer than with "relu".
     """
     from torch import nn
     from torch.nn import functional as F
 
     stages = _stages(depth, stem, activation)
-    activate = _torch_activation(activation)
+    activate = {"relu": F.relu, "silu": F.silu}[activation]
     make_block, conv, norm = _torch_parts(activate)
 
     class ResNet(nn.Module):
@@ -81,8 +82,6 @@ def torch_model(
 
 def torch_blocks(model: Any) -> list[Any]:
     """Return the blocks of a PyTorch model: the first convolution, the residual blocks, the last layer."""
-    from hvdtrain.models.block import Block
-
     layers = (model.layer1, model.layer2, model.layer3, model.layer4)
     residual = [block for layer in layers for block in layer]
     return [Block(model.begin, model.conv1, model.bn1), *residual, Block(model.predict, model.fc)]
@@ -90,8 +89,6 @@ def torch_blocks(model: Any) -> list[Any]:
 
 def tf_blocks(model: Any) -> list[Any]:
     """Return the blocks of a Keras model: the first convolution, the residual blocks, the last layer."""
-    from hvdtrain.models.block import keras_blocks, keras_layers
-
     return keras_blocks(model, [block for i in range(1, 5) for block in keras_layers(model, f"layer{i}")])
 
 
@@ -122,7 +119,7 @@ def _torch_parts(activate: Callable[[Any], Any]) -> tuple[Any, Any, Any]:
     def conv(inputs: int, outputs: int, size: int, stride: int) -> nn.Module:
         return nn.Conv2d(inputs, outputs, size, stride, padding=size // 2, bias=False)
 
-    class Block(nn.Module):
+    class Residual(nn.Module):
         recompute = True
 
         def __init__(self, plan: _Block) -> None:
@@ -133,7 +130,7 @@ def _torch_parts(activate: Callable[[Any], Any]) -> tuple[Any, Any, Any]:
                 self.add_module(f"bn{i}", norm(outputs))
                 inputs = outputs
             self.downsample = None
-            if _projects(plan):
+            if plan.projects:
                 projection = conv(plan.inputs, plan.outputs, 1, plan.stride)
                 self.downsample = nn.Sequential(projection, norm(plan.outputs))
 
@@ -144,13 +141,7 @@ def _torch_parts(activate: Callable[[Any], Any]) -> tuple[Any, Any, Any]:
                 x = activate(x + shortcut if i == self.count else x)
             return x
 
-    return Block, conv, norm
-
-
-def _torch_activation(name: str) -> Any:
-    from torch.nn import functional as F
-
-    return {"relu": F.relu, "silu": F.silu}[name]
+    return Residual, conv, norm
 
 
 def tf_model(
@@ -163,8 +154,6 @@ def tf_model(
     """Return the Keras twin; the arguments are those of :func:`torch_model`."""
     import keras
     from keras import layers, ops
-
-    from hvdtrain.models.block import keras_ends
 
     stages = _stages(depth, stem, activation)
     images = keras.Input(image_shape)
@@ -189,7 +178,7 @@ def _keras_block(shape: tuple[int, ...], plan: _Block, activation: str, name: st
     from keras import layers
 
     inputs = x = shortcut = keras.Input(shape)
-    if _projects(plan):
+    if plan.projects:
         below = keras.Input(shape)
         projected = _keras_norm(_keras_conv(below, plan.outputs, 1, plan.stride, name="0"), "1")
         shortcut = keras.Model(below, projected, name="downsample")(inputs)
@@ -237,7 +226,3 @@ def _stages(depth: int, stem: str, activation: str) -> list[list[_Block]]:
             stages[-1].append(_Block(inputs, outputs, stride, convolutions))
             inputs = outputs
     return stages
-
-
-def _projects(plan: _Block) -> bool:
-    return plan.stride > 1 or plan.inputs != plan.outputs

@@ -1,4 +1,4 @@
-"""Classification of the texts of a table by an encoder or an LSTM, trained from scratch."""
+"""Classification of the texts of a table by a BERT-style encoder, trained from scratch."""
 
 from pathlib import Path
 from typing import Any, ClassVar
@@ -8,14 +8,13 @@ from numpy.typing import NDArray
 
 from hvdtrain.data.datasets import ArrayDataset
 from hvdtrain.data.texts.labelled import ByteEncoder, Encoder, WordEncoder, read_tables, split
-from hvdtrain.models import bert, lstm
+from hvdtrain.models import bert
 from hvdtrain.models.choose import BuiltIn
 from hvdtrain.storage.text import counted
 from hvdtrain.task import Arrays
 from hvdtrain.tasks import _options as options
 
 LEVELS = ("words", "bytes")
-MODELS = ("bert", "lstm")
 
 
 class ClassifyText(BuiltIn):
@@ -31,11 +30,10 @@ class ClassifyText(BuiltIn):
         level: the kind of tokens: "words" (and single punctuation marks), or "bytes".
         most_words: size of the vocabulary, which consists of words of the training texts.
         context: tokens of a text that the model sees, including one that precedes the text.
-        model: "bert" or "lstm".
-        layers: blocks or LSTMs of the model.
-        heads: attention heads of each block of bert.
+        layers: blocks of the model.
+        heads: attention heads of each block.
         channels: width of the model.
-        dropout: fraction of activations that bert drops in training.
+        dropout: fraction of activations that are dropped in training.
 
     Raises:
         DataError: If the table cannot be read or used for training, naming the line or row.
@@ -68,17 +66,19 @@ class ClassifyText(BuiltIn):
         level: str = "words",
         most_words: int = 20_000,
         context: int = 64,
-        model: str = "bert",
         layers: int = 2,
         heads: int = 4,
         channels: int = 64,
         dropout: float = 0.1,
     ) -> None:
         self._level = options.choice("level", level, LEVELS)
-        self._model = options.choice("model", model, MODELS)
-        self._sizes = _sizes(
-            model, context=context, layers=layers, heads=heads, channels=channels, dropout=dropout
-        )
+        self._sizes: dict[str, Any] = {
+            "context": options.whole("context", context, 2, 1 << 16),
+            "layers": options.whole("layers", layers, 1, 1000),
+            "heads": options.whole("heads", heads, 1, 1000),
+            "channels": options.whole("channels", channels, 1, 1 << 16),
+            "dropout": options.fraction("dropout", dropout),
+        }
         share = options.fraction("eval_fraction", eval_fraction)
         seed = options.whole("split_seed", split_seed, 0, (1 << 32) - 1)
         most_words = options.whole("most_words", most_words, 1)
@@ -115,26 +115,10 @@ class ClassifyText(BuiltIn):
         return self._part(self._eval) if len(self._eval) else None
 
     def _built_in(self) -> tuple[Any, dict[str, Any]]:
-        return bert if self._model == "bert" else lstm, self._sizes
+        return bert, self._sizes
 
     def _part(self, rows: NDArray[np.int64]) -> ArrayDataset:
         return ArrayDataset({name: values[rows] for name, values in self._arrays.items()})
 
 
 task = ClassifyText
-
-
-def _sizes(
-    model: str, *, context: int, layers: int, heads: int, channels: int, dropout: float
-) -> dict[str, Any]:
-    """Check the sizes of a model and return those that it has."""
-    common = {
-        "layers": options.whole("layers", layers, 1, 1000),
-        "channels": options.whole("channels", channels, 1, 1 << 16),
-    }
-    of_bert = {
-        "context": options.whole("context", context, 2, 1 << 16),
-        "heads": options.whole("heads", heads, 1, 1000),
-        "dropout": options.fraction("dropout", dropout),
-    }
-    return {**common, **of_bert} if model == "bert" else {**common}

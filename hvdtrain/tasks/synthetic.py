@@ -6,11 +6,11 @@ from typing import Any, ClassVar
 
 from hvdtrain.data.drawn import RandomSamples
 from hvdtrain.errors import TaskError
-from hvdtrain.models import bert, choose, gpt, lstm
+from hvdtrain.models import bert, choose, gpt
 from hvdtrain.models.choose import BuiltIn
 from hvdtrain.tasks import _options as options
 
-TEXT_MODELS: dict[str, ModuleType] = {"gpt": gpt, "bert": bert, "lstm": lstm}
+TEXT_MODELS: dict[str, ModuleType] = {"gpt": gpt, "bert": bert}
 
 
 class Synthetic(BuiltIn):
@@ -18,7 +18,7 @@ class Synthetic(BuiltIn):
 
     Args:
         model: a model for images (mlp, convnet, resnet18, resnet34, resnet50), or for text: "gpt"
-            (predicts the next token), "bert" or "lstm" (predict the class).
+            (predicts the next token) or "bert" (predicts the class).
         samples: number of training samples.
         eval_samples: number of evaluation samples; 0 for no evaluation.
         classes: number of classes, if the model predicts one.
@@ -101,12 +101,8 @@ class Synthetic(BuiltIn):
         if self._model not in TEXT_MODELS:
             sizes = choose.image_sizes(self._model, self._shape, self._classes)
             return choose.image_module(self._model), sizes
-        names = ("vocabulary", "layers", "channels") if self._model == "lstm" else tuple(self._sizes)
-        sizes = {name: self._sizes[name] for name in names}
-        return TEXT_MODELS[self._model], sizes if self._model == "gpt" else {
-            **sizes,
-            "classes": self._classes,
-        }
+        classes = {} if self._model == "gpt" else {"classes": self._classes}
+        return TEXT_MODELS[self._model], self._sizes | classes
 
     def _samples(self, size: int, seed: int) -> RandomSamples:
         is_text = self._model in TEXT_MODELS

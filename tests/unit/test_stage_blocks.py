@@ -11,7 +11,7 @@ from hvdtrain.backends.pipeline.checks import blocks_of
 from hvdtrain.backends.tensorflow.functions import phase_of_layers
 from hvdtrain.backends.tensorflow.steps.stage_passes import StageModel, layers_of
 from hvdtrain.errors import TaskError
-from hvdtrain.models import bert, convnet, gpt, lstm, mlp, resnet
+from hvdtrain.models import bert, convnet, gpt, mlp, resnet
 
 LAYERS = {
     "dropout": lambda: keras.layers.Dropout(0.5),
@@ -46,8 +46,6 @@ def test_layers_of_a_sequential_model_train_and_evaluate(name):
         (resnet, ((32, 32, 3), 10, 18, "imagenet")),
         (gpt, (17, 16, 2, 2, 16)),
         (bert, (17, 16, 2, 2, 16, 10)),
-        (bert, (17, 16, 2, 2, 16)),
-        (lstm, (17, 10, 8, 2)),
     ],
 )
 def test_blocks_of_the_built_in_models_of_keras_compute_what_they_do(module, sizes):

@@ -46,11 +46,11 @@ def test_the_end_of_a_text_evaluates_and_does_not_train(tmp_path):
     assert bytes(seen["targets"].reshape(-1).astype(np.uint8)) == whole[751 : 751 + 27 * 9]
 
 
-@pytest.mark.parametrize("model", ["mlp", "convnet", "resnet18", "gpt", "bert", "lstm"])
+@pytest.mark.parametrize("model", ["mlp", "convnet", "resnet18", "gpt", "bert"])
 def test_synthetic_data_fits_every_model(model):
     task = made("synthetic", model=model, samples=100, eval_samples=3, shape=[8, 8, 3], context=16)
     batch = fetch(task.train_data(), np.asarray([0, 99]))
-    of_text = model in ("gpt", "bert", "lstm")
+    of_text = model in ("gpt", "bert")
     assert batch["inputs"].shape == ((2, 16) if of_text else (2, 8, 8, 3))
     assert batch["inputs"].dtype == (np.int32 if of_text else np.float32)
     assert batch["targets"].shape == ((2, 16) if model == "gpt" else (2,))
