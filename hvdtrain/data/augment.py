@@ -63,12 +63,7 @@ _ATTEMPTS = 10  # to find a random box inside the image, as in torchvision
 
 
 def uniform(keys: Keys, draw: int) -> NDArray[np.float64]:
-    """Return a random number in [0, 1) for each sample.
-
-    Args:
-        keys: the samples' keys.
-        draw: which of a sample's random numbers; they are independent of each other.
-    """
+    """Return a random number in [0, 1) for each sample; those of several draws are independent."""
     bits = sample_keys(keys.view(np.int64), 0, draw)
     return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
@@ -229,10 +224,7 @@ _CHANNELS = 4  # at most, to tell the axis of an image's channels
 
 
 class Mixed:
-    """A data set whose samples are mixed with others in training: Zhang et al. 2018, Yun et al. 2019.
-
-    The other sample is any of the data set, so it does not depend on the batch or the worker.
-    """
+    """A data set whose samples are mixed with any others in training: Zhang et al. 2018, Yun et al. 2019."""
 
     def __init__(self, dataset: Any, mixup: float, cutmix: float) -> None:
         if isinstance(dataset, Stream):
@@ -294,10 +286,7 @@ class Mixed:
 
 
 def beta(uniforms: NDArray[np.float64], alpha: float) -> NDArray[np.float64]:
-    """Return numbers with the distribution Beta(alpha, alpha) for uniform ones in [0, 1); 1 for alpha 0.
-
-    The inverse of the distribution function, which numpy integrates: with s = x**alpha it is smooth.
-    """
+    """Return numbers with the distribution Beta(alpha, alpha) for uniform ones in [0, 1); 1 for alpha 0."""
     if not alpha:
         return np.ones_like(uniforms)
     s = np.linspace(0, 0.5**alpha, _POINTS)
@@ -309,11 +298,7 @@ def beta(uniforms: NDArray[np.float64], alpha: float) -> NDArray[np.float64]:
 
 
 def boxes(keys: Keys, shares: NDArray[np.float64], height: int, width: int) -> NDArray[np.bool_]:
-    """Return which pixels the box covers that takes a share of each image; less at the edges.
-
-    Returns:
-        (samples, height, width).
-    """
+    """Return which pixels (samples, height, width) the box covers that takes a share of each image."""
     inside = []
     for draw, size in ((2, height), (3, width)):
         centre = np.floor(uniform(keys, draw) * size)[:, None]

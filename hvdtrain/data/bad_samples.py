@@ -42,11 +42,7 @@ class LocalFetch:
     skip: bool = False
 
     def __call__(self, indices: NDArray[np.int64], keys: NDArray[np.uint64] | None = None) -> Fetched:
-        """Fetch samples, stacked along a new first axis.
-
-        The replacement of a sample depends on its index alone, so it is the same on every worker and
-        for any number of workers and readers.
-        """
+        """Fetch samples, stacked. The replacement of one depends on its index alone."""
         try:
             return fetch(self.dataset, indices, keys), []
         except BadSampleError:

@@ -36,10 +36,7 @@ def collated(collate: Collate, samples: list[Any], name: Callable[[Any], Arrays]
 
 
 class CollatedDataset:
-    """Samples whose batches a user's function makes.
-
-    A step's samples are collated together, so that all its micro-batches have one shape.
-    """
+    """Samples whose batches a user's function makes: one for all micro-batches of a step."""
 
     def __init__(
         self, source: Any, collate: Collate, name: Callable[[Any], Arrays], notes: tuple[str, ...] = ()
@@ -78,12 +75,7 @@ class CollatedDataset:
 
 
 class Pad:
-    """Pads samples of unequal lengths along their first axis; a function from samples to a batch.
-
-    Attributes:
-        columns: the columns that are padded.
-        notes: what to report to the user.
-    """
+    """Pads samples of unequal lengths along their first axis; a function from samples to a batch."""
 
     def __init__(self, columns: Mapping[str, float], multiple: int | None, longest: int | None) -> None:
         if not columns:

@@ -180,12 +180,7 @@ def _has_own_batch(source: Any) -> bool:
 
 
 class ArrayDataset:
-    """Samples in arrays, one array per name, along the first axis.
-
-    Attributes:
-        arrays: the arrays, in as many bits as they have.
-        columns: the names of an array's columns, if a table had some.
-    """
+    """Samples in arrays, one array per name, along the first axis."""
 
     def __init__(
         self,

@@ -52,16 +52,9 @@ class RandomSamples:
 
 
 class Ordered:
-    """A data set with the order of training that its task gives; else the data set itself.
+    """A data set with the order of training that its task gives; else the data set itself."""
 
-    Attributes:
-        dataset: the data set.
-        blocks: None: samples are taken from anywhere.
-        ordering: what the order depends on.
-        order_identity: a text that is equal if that is.
-    """
-
-    blocks = None
+    blocks = None  # samples are taken from anywhere
 
     def __init__(self, dataset: Any, ordering: Draws | Lengths) -> None:
         self.dataset, self.ordering, self.order_identity = dataset, ordering, ordering.identity

@@ -25,13 +25,8 @@ _CLOSE_SECONDS = 1.0
 def read_ahead(read: Callable[[int], T], count: int, threads: int) -> Generator[T, None, None]:
     """Yield ``read(0)``, ``read(1)``, ..., ``read(count - 1)``, computed ahead by background threads.
 
-    At most ``threads + 2`` results beyond the one that was yielded last are computed or kept. If
-    ``read`` raises, its exception is raised in the place of that result, with its own traceback,
-    after the results before it.
-
-    The threads start with the first result and end with the last one, with an exception, or when
-    the generator is closed. Reads that have not begun by then are dropped; a read that never
-    returns does not block closing.
+    At most ``threads + 2`` results beyond the one that was yielded last are computed or kept. An exception
+    takes the place of its result. A read that never returns does not block closing the generator.
     """
     executor = ThreadPoolExecutor(threads, thread_name_prefix="hvdtrain-read-ahead")
     pending: deque[Future[T]] = deque()
@@ -85,23 +80,14 @@ class HostBatch:
 
 @dataclass(frozen=True)
 class Shard:
-    """The shard of one worker: its part of every step in a range of the stream.
+    """The shard of one worker: its part of every step in a range of the stream."""
 
-    Args:
-        plan: how a global batch is sharded.
-        rank: rank of the worker.
-        first_step: number of the first step.
-        first_sample: position in the stream at which the first step begins.
-        last_sample: position at which the range ends; the last step is padded to full size.
-        warmup_samples: position at which the warm-up of the learning rate ends.
-    """
-
-    plan: BatchPlan
+    plan: BatchPlan  # how a global batch is sharded
     rank: int
-    first_step: int
-    first_sample: int
-    last_sample: int
-    warmup_samples: float = 0.0
+    first_step: int  # number of the first step
+    first_sample: int  # position in the stream at which the first step begins
+    last_sample: int  # position at which the range ends; the last step is padded to full size
+    warmup_samples: float = 0.0  # position at which the warm-up of the learning rate ends
 
     @property
     def steps(self) -> int:
@@ -109,11 +95,7 @@ class Shard:
         return math.ceil((self.last_sample - self.first_sample) / self.plan.global_batch)
 
     def positions(self, step: int) -> tuple[NDArray[np.int64], NDArray[np.float32], int]:
-        """Return positions, weights and the global number of samples of one step.
-
-        Args:
-            step: number of the step within the range, from 0.
-        """
+        """Return positions, weights and the global number of samples of a step, which counts from 0."""
         start = self.first_sample + step * self.plan.global_batch
         count = min(self.plan.global_batch, self.last_sample - start)
         places, weights = self._full if count == self.plan.global_batch else self._part(count)
@@ -133,10 +115,7 @@ class Shard:
 
 
 class Reader:
-    """Reads one worker's batches; ``reader[k]`` is the list of batches of the k-th read.
-
-    A sample that cannot be read is replaced by another one if ``replaces``; it has weight 0 otherwise.
-    """
+    """Reads one worker's batches; ``reader[k]`` is the list of batches of the k-th read."""
 
     def __init__(
         self, dataset: Any, order: Order, shard: Shard, fetch: Fetch | None = None, replaces: bool = True
@@ -209,8 +188,7 @@ class Reader:
 class Feed:
     """The batches of one worker in order, read ahead by background threads.
 
-    A context manager: leaving it stops the threads. If the data set raises an exception, it is
-    raised when the batch it belongs to is taken, after the batches before it.
+    A context manager: leaving it stops the threads. An exception is raised in the place of its batch.
     """
 
     def __init__(
@@ -250,8 +228,8 @@ class Feed:
     def take_notes(self, step: int | None = None) -> tuple[int, float]:
         """Return the number of samples that could not be read and the seconds waited since the last call.
 
-        Seconds are added up until they reach a millisecond: reporting them to the other workers has a cost.
-        Samples of batches later than ``step``, which a backend may have taken ahead, count in a later call.
+        Seconds add up to a millisecond before they are reported, which has a cost; samples of batches after
+        ``step``, which a backend may have taken ahead, count in a later call.
         """
         steps = [number for number in self._bad if step is None or number <= step]
         if not steps and self._waited_seconds < _LEAST_REPORTED_SECONDS:

@@ -70,10 +70,7 @@ def columns_of(dataset: Any) -> dict[str, list[str]]:
 
 
 def take_fingerprint(dataset: Any, skip: bool = False, seconds: float = _SECONDS) -> Fingerprint:
-    """Return the fingerprint of a data set, of the samples that are read in some seconds.
-
-    ``skip`` says whether the next readable sample replaces one that cannot be read.
-    """
+    """Return the fingerprint of a data set, of the samples that are read in some seconds."""
     read = sample_reader(dataset, skip)
     indices = probe_indices(len(dataset))
     digests: dict[int, SampleDigests] = {}

@@ -65,12 +65,7 @@ Decode = Callable[[dict[str, Any]], Any]
 
 
 class Records:
-    """Records in parts of files, which are read by their numbers.
-
-    Attributes:
-        blocks: how they are stored, if each cannot be read by itself.
-        name: what the first one is, for messages.
-    """
+    """Records in parts of files, which are read by their numbers."""
 
     blocks: Blocks | None = None
 

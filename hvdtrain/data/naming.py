@@ -167,10 +167,7 @@ def native(array: Any) -> NDArray[Any]:
 
 
 def canonical(array: Any) -> NDArray[Any]:
-    """Return an array in a type that both frameworks can use.
-
-    64-bit floats are converted to 32 bits, unless the model has 64 (``set_float_bits``).
-    """
+    """Return an array in a type that both frameworks can use (see ``set_float_bits``)."""
     return native(array) if float_bits() == 64 else narrowed(native(array))
 
 
@@ -182,13 +179,7 @@ def arrays_of(sample: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
 
 
 class NumericColumns:
-    """Makes arrays of samples, without columns that hold no numbers.
-
-    Until it has seen a sample, nothing is left out: the user's own function may make samples of anything.
-
-    Attributes:
-        notes: what to report to the user.
-    """
+    """Makes arrays of samples, without columns that hold no numbers, once it has seen a sample."""
 
     def __init__(self, names: Mapping[str, str]) -> None:
         self._names = names
@@ -196,10 +187,7 @@ class NumericColumns:
         self.notes: tuple[str, ...] = ()
 
     def learn(self, sample: Mapping[Any, Any], place: str) -> None:
-        """Leave out from now on what holds no numbers in a sample.
-
-        What begins with two underscores is left out without a note.
-        """
+        """Leave out what holds no numbers in a sample; without a note if it begins with two underscores."""
         left_out = [name for name, value in sample.items() if not is_numeric(value)]
         texts = [str(name) for name in left_out]
         check_kept(texts, self._names)

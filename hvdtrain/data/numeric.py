@@ -153,15 +153,8 @@ def narrowed(array: NDArray[Any]) -> NDArray[Any]:
 def merged_by_cast(array: NDArray[Any]) -> tuple[int, float, float] | None:
     """Return the first column of 64-bit numbers in which different values become equal in 32 bits.
 
-    Values that are not whole numbers may come closer by chance where there are many: they count only if the
-    rounding is large for the column.
-
-    Args:
-        array: (samples, ...).
-
-    Returns:
-        Number of the column, and two of its values, or one of them and infinity; None if there is no such
-        column.
+    Returns the number of the column of (samples, ...), and two of its values, or one and infinity. Others
+    than whole numbers count only if the rounding is large for the column: many may come close by chance.
     """
     columns = np.sort(array.reshape(len(array), -1), axis=0).astype(np.float64)
     with np.errstate(invalid="ignore", over="ignore"):

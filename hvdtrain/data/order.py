@@ -36,22 +36,11 @@ def mix(*values: int) -> int:
 
 
 def permute(offsets: NDArray[np.int64], size: int, seed: int, epoch: int) -> NDArray[np.int64]:
-    """Return the indices of the samples at these offsets of an epoch.
+    """Return the indices of the samples at these offsets of an epoch, which are below ``size``; any shape.
 
     A Feistel network over the smallest power of two that holds ``size``, walked until the result
-    is below ``size`` (Black and Rogaway 2002, "Ciphers with arbitrary finite domains"). It needs
-    no table, so a data set of any size starts, resumes and begins an epoch without delay. It does
-    not depend on a library's random numbers, which may change between versions.
-
-    Args:
-        offsets: values in [0, size), any shape.
-        size: samples in the data set.
-        seed: the job's seed.
-        epoch: number of the permutation.
-
-    Returns:
-        Indices in [0, size), of the shape of ``offsets``. All offsets together give each index
-        exactly once.
+    is below ``size`` (Black and Rogaway 2002, "Ciphers with arbitrary finite domains"): an epoch of any size
+    begins and resumes without delay, and does not depend on a library's random numbers.
     """
     keys = [mix(seed, epoch, r) for r in range(2 * _ROUNDS)]
     bits = max(2, (size - 1).bit_length())
@@ -86,10 +75,7 @@ def _scramble(values: NDArray[np.uint64], key: int) -> NDArray[np.uint64]:
 
 
 def sample_keys(indices: NDArray[np.int64], seed: int, epoch: int) -> NDArray[np.uint64]:
-    """Return 64 random bits for each sample in one epoch, the seeds of its augmentation.
-
-    They depend on the arguments alone, not on the worker that computes them.
-    """
+    """Return 64 random bits for each sample in one epoch, the seeds of its augmentation."""
     return _scramble(_scramble(indices.astype(np.uint64), mix(seed, epoch, -1)), mix(seed, epoch, -2))
 
 
@@ -233,20 +219,12 @@ class BatchPlan:
 
     The batch is split into ``workers * accumulate`` slots, as evenly as possible, and each slot is
     padded to the length of the longest, or to ``micro``. Padding has weight 0.
-
-    Args:
-        global_batch: samples per step on all workers together; at least one per slot, unless ``micro`` is
-            given.
-        workers: number of workers.
-        accumulate: micro-batches per worker and step.
-        micro: samples per worker and micro-batch, which all slots together must hold; by default as few as
-            possible.
     """
 
-    global_batch: int
+    global_batch: int  # samples per step on all workers; at least one per slot, unless ``micro`` is given
     workers: int
-    accumulate: int = 1
-    micro: int | None = None
+    accumulate: int = 1  # micro-batches per worker and step
+    micro: int | None = None  # samples per worker and micro-batch; by default as few as possible
 
     def __post_init__(self) -> None:
         slots = self.workers * self.accumulate
@@ -269,16 +247,9 @@ class BatchPlan:
         return self.global_batch == self.workers * self.accumulate * self.micro_batch
 
     def part(self, rank: int, count: int) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """Return one worker's part of a step of ``count`` samples.
+        """Return the places within a step of ``count`` samples of one worker, and which are no padding.
 
-        Args:
-            rank: rank of the worker.
-            count: samples in this step: ``global_batch``, or fewer in the last step.
-
-        Returns:
-            Places within the step and whether each is a sample rather than padding, both of shape
-            (accumulate, micro_batch). Padding repeats the first place of the step, which can
-            always be read.
+        Both are (accumulate, micro_batch). Padding repeats the first place, which can always be read.
         """
         slots = self.workers * self.accumulate
         slot = rank + self.workers * np.arange(self.accumulate)[:, None]
@@ -293,15 +264,10 @@ _BLOCKS, _WINDOWS = -3, -4  # what the permutations are of, so that their keys d
 
 @dataclass(frozen=True)
 class Blocks:
-    """How the samples of a data set are stored: in blocks that can only be read whole.
+    """How the samples of a data set are stored: in blocks that can only be read whole."""
 
-    Args:
-        sizes: samples of each block, in the order of the data set; none is 0.
-        mixed: how many blocks are shuffled together.
-    """
-
-    sizes: tuple[int, ...]
-    mixed: int
+    sizes: tuple[int, ...]  # samples of each block, in the order of the data set; none is 0
+    mixed: int  # how many blocks are shuffled together
 
     @cached_property
     def identity(self) -> str:
@@ -336,12 +302,7 @@ class BlockOrder(ShuffledOrder):
 
 @lru_cache(maxsize=4)
 def _epoch_of(blocks: Blocks, seed: int, epoch: int) -> tuple[NDArray[np.int64], ...]:
-    """Return the blocks of an epoch in their order, and its windows.
-
-    Returns:
-        The index of the first sample of each block; where each block begins in the epoch, and its end; where
-        each window begins, and the end of the epoch.
-    """
+    """Return the permuted blocks of an epoch: their first indices, their ends; the edges of windows."""
     sizes, count = np.asarray(blocks.sizes, np.int64), len(blocks.sizes)
     order = permute(np.arange(count), count, mix(seed, _BLOCKS), epoch)
     firsts = np.concatenate([[0], np.cumsum(sizes)[:-1]])[order]

@@ -102,10 +102,7 @@ _ROOT = Path(hvdtrain.__file__).resolve().parent.parent
 
 
 class Readers:
-    """The reader processes of one worker, which training and evaluation share.
-
-    A context manager that ends them; they end by themselves if the worker ends in any other way.
-    """
+    """The reader processes of one worker: a context manager. They also end if the worker does."""
 
     def __init__(self, datasets: Mapping[str, Any], processes: int = 0, skip: bool = False) -> None:
         self._datasets = datasets

@@ -85,11 +85,8 @@ _ALIGNED = 64  # bytes; frameworks read arrays faster from such addresses
 class Payload:
     """Serialized data sets that other processes can load. A context manager that frees its memory.
 
-    Arrays in memory-mapped files are mapped again by the process that loads the payload. Contents of others
-    are in shared memory once, for all processes.
-
-    Attributes:
-        descriptor: the file that a process must inherit to load the payload.
+    Arrays in memory-mapped files are mapped again by a process that loads it, which inherits ``descriptor``.
+    Contents of others are in shared memory once, for all processes.
     """
 
     def __init__(self, datasets: Mapping[str, Any]) -> None:
@@ -123,10 +120,7 @@ class Payload:
 
 
 def load_payload(number: int) -> dict[str, Any]:
-    """Return the data sets of a payload, by name, in another process.
-
-    Arrays can be written to, but other processes do not see the changes.
-    """
+    """Return the data sets of a payload in another process, which may change arrays for itself."""
     content = memoryview(mmap.mmap(number, os.fstat(number).st_size, access=mmap.ACCESS_COPY))
     (size,) = _NUMBER.unpack_from(content)
     at = _NUMBER.size + size

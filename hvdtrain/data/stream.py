@@ -255,12 +255,6 @@ class Stream:
     """Samples that can only be read one after the other; see :func:`stream`.
 
     It has the form of a data set whose first sample alone can be read by its index.
-
-    Attributes:
-        length: the declared number of samples of an epoch, or None.
-        shuffle_buffer: samples among which the next one is drawn.
-        seen: the number that the last whole pass had; None before.
-        notes: what to report to the user.
     """
 
     def __init__(
@@ -275,9 +269,9 @@ class Stream:
     ) -> None:
         self._source, self._names, self.shuffle_buffer = source, names, buffer
         self._decode, self._collate = decode, collate
-        self.length = length
-        self.seen: int | None = None
-        self.notes: tuple[str, ...] = ()
+        self.length = length  # the declared number of samples of an epoch
+        self.seen: int | None = None  # that of the last whole pass
+        self.notes: tuple[str, ...] = ()  # to be reported to the user
         self._columns = NumericColumns(names)
         self._first: list[Any] = []
 

@@ -339,10 +339,7 @@ def _whole_steps(part: StreamPart) -> Iterator[tuple[HostBatch, _Place]]:
 
 
 def _all_items(part: StreamPart) -> Iterator[tuple[int, int, Any]]:
-    """Yield pass, number and item of what is to be read, not decoded.
-
-    The last pass is read to its end if training ends where it should end by the declared length.
-    """
+    """Yield pass, number and item of what is to be read; to the pass's end if training should end there."""
     (epoch, skipped), left = part.begin, part.most
     while left:
         found = 0

@@ -40,10 +40,7 @@ def type_name(value: Any) -> str:
 
 
 def has_class(value: Any, name: str) -> bool:
-    """Return whether a value's class, or a base class, has this name, such as "pandas.DataFrame".
-
-    Neither the package nor the module has to be loaded.
-    """
+    """Return whether a value's class, or a base class, has this name, such as "pandas.DataFrame"."""
     return name in _names(value)
 
 

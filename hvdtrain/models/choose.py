@@ -1,7 +1,7 @@
 """Built-in models, chosen by name, and the methods of a task whose model is one of them."""
 
 from types import ModuleType
-from typing import Any
+from typing import Any, ClassVar
 
 from hvdtrain.errors import TaskError
 from hvdtrain.models import convnet, mlp, resnet
@@ -10,8 +10,24 @@ NAMES = ("mlp", "convnet", "resnet18", "resnet34", "resnet50")  # of models for 
 _CIFAR_BELOW = 64  # pixels of the shorter side: the stem does not shrink smaller images
 
 
+# what the tasks with images train with
+IMAGE_DEFAULTS = {
+    "epochs": 15,
+    "batch_size": 32,
+    "learning_rate": 0.03,
+    "weight_decay": 5e-4,
+    "warmup_epochs": 1,
+    "clip_norm": 1.0,
+    "lr_schedule": "cosine",
+    "initial_parameters": "portable",
+}
+
+
 class BuiltIn:
-    """A task whose models are those of a module of this package."""
+    """A task that classifies with a model of a module of this package."""
+
+    loss = "cross_entropy"
+    metrics: ClassVar = {"accuracy": "accuracy"}
 
     def _built_in(self) -> tuple[Any, dict[str, Any]]:
         """Return the module, and the arguments of its ``torch_model`` and ``tf_model``."""
@@ -24,8 +40,7 @@ class BuiltIn:
 
     def torch_blocks(self, model: Any) -> list[Any]:
         """Return the blocks of the PyTorch model."""
-        blocks: list[Any] = self._built_in()[0].torch_blocks(model)
-        return blocks
+        return list(self._built_in()[0].torch_blocks(model))
 
     def tf_model(self) -> Any:
         """Return its Keras twin."""
@@ -34,8 +49,7 @@ class BuiltIn:
 
     def tf_blocks(self, model: Any) -> list[Any]:
         """Return the blocks of the Keras model."""
-        blocks: list[Any] = self._built_in()[0].tf_blocks(model)
-        return blocks
+        return list(self._built_in()[0].tf_blocks(model))
 
 
 def image_module(name: str) -> ModuleType:
@@ -46,10 +60,7 @@ def image_module(name: str) -> ModuleType:
 def image_sizes(
     name: str, image_shape: tuple[int, int, int], classes: int, activation: str = "relu"
 ) -> dict[str, Any]:
-    """Return the sizes of a model that classifies images of a shape (height, width, channels).
-
-    ``activation`` is that of ResNets, "relu" or "silu"; the other models use SiLU.
-    """
+    """Return the sizes of a model for images (height, width, channels); the activation is of ResNets."""
     if name not in NAMES:
         raise TaskError(f"there is no model {name!r} for images", f"Choose one of {', '.join(NAMES)}.")
     height, width, _ = image_shape

@@ -42,6 +42,16 @@ def listed(name: str, value: Any) -> list[Any]:
     return list(value)
 
 
+def sizes(layers: Any, heads: Any, channels: Any, dropout: Any) -> dict[str, Any]:
+    """Return the sizes of a transformer."""
+    return {
+        "layers": whole("layers", layers, 1, 1000),
+        "heads": whole("heads", heads, 1, 1000),
+        "channels": whole("channels", channels, 1, 1 << 16),
+        "dropout": fraction("dropout", dropout),
+    }
+
+
 def wrong(name: str, rule: str, value: Any) -> TaskError:
     """Return the error that names the rule for an option and its value."""
     return TaskError(f"task_options.{name} must be {rule}, found {value!r}")

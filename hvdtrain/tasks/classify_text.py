@@ -18,7 +18,7 @@ LEVELS = ("words", "bytes")
 
 
 class ClassifyText(BuiltIn):
-    """Classify the texts of a CSV, TSV, JSONL or Parquet file.
+    """Classify the texts of a CSV, TSV or JSONL file.
 
     Args:
         path: the table.
@@ -36,11 +36,9 @@ class ClassifyText(BuiltIn):
         dropout: fraction of activations that are dropped in training.
 
     Raises:
-        DataError: If the table cannot be read or used for training, naming the line or row.
+        DataError: If the table cannot be read or used for training, naming the line.
     """
 
-    loss = "cross_entropy"
-    metrics: ClassVar = {"accuracy": "accuracy"}
     defaults: ClassVar = {
         "epochs": 10,
         "batch_size": 32,
@@ -74,10 +72,7 @@ class ClassifyText(BuiltIn):
         self._level = options.choice("level", level, LEVELS)
         self._sizes: dict[str, Any] = {
             "context": options.whole("context", context, 2, 1 << 16),
-            "layers": options.whole("layers", layers, 1, 1000),
-            "heads": options.whole("heads", heads, 1, 1000),
-            "channels": options.whole("channels", channels, 1, 1 << 16),
-            "dropout": options.fraction("dropout", dropout),
+            **options.sizes(layers, heads, channels, dropout),
         }
         share = options.fraction("eval_fraction", eval_fraction)
         seed = options.whole("split_seed", split_seed, 0, (1 << 32) - 1)

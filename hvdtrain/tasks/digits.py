@@ -13,7 +13,7 @@ import numpy as np
 from hvdtrain.data.datasets import ArrayDataset
 from hvdtrain.errors import DataError
 from hvdtrain.models import convnet
-from hvdtrain.models.choose import BuiltIn
+from hvdtrain.models.choose import IMAGE_DEFAULTS, BuiltIn
 
 
 class Digits(BuiltIn):
@@ -24,18 +24,7 @@ class Digits(BuiltIn):
         eval_fraction: fraction of the data for evaluation.
     """
 
-    loss = "cross_entropy"
-    metrics: ClassVar = {"accuracy": "accuracy"}
-    defaults: ClassVar = {
-        "epochs": 15,
-        "batch_size": 32,
-        "learning_rate": 0.03,
-        "weight_decay": 1e-4,
-        "warmup_epochs": 1,
-        "clip_norm": 1.0,
-        "lr_schedule": "cosine",
-        "initial_parameters": "portable",
-    }
+    defaults: ClassVar = IMAGE_DEFAULTS | {"weight_decay": 1e-4}
 
     def __init__(self, split_seed: int = 0, eval_fraction: float = 0.2) -> None:
         if not 0 < eval_fraction < 1:

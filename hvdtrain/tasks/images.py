@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hvdtrain.data.augment import Crop, Flip, RandomResizedCrop, Size, Transform
 from hvdtrain.data.eval_sets import first_set
@@ -20,7 +19,7 @@ from hvdtrain.data.images.sources import (
     reading,
 )
 from hvdtrain.errors import DataError
-from hvdtrain.models.choose import NAMES, BuiltIn, image_module, image_sizes
+from hvdtrain.models.choose import IMAGE_DEFAULTS, NAMES, BuiltIn, image_module, image_sizes
 from hvdtrain.tasks import _options as options
 
 FORMS = ("auto", "idx", "folder", "npz")
@@ -34,34 +33,17 @@ def find(path: Path, form: str) -> Found:
             raise DataError(f"{path} does not exist (looked in {Path.cwd()})", "Correct task_options.path.")
         if not path.is_dir() and (form not in ("auto", "npz") or path.suffix != ".npz"):
             raise DataError(f"{path} is neither a folder nor an npz file", _WANTED)
-        if form == "auto":
-            form = _form_of(path)
-        if form == "npz":
-            return arrays.find_npz(path if path.is_file() else _npz_in(path))
-        return arrays.find_idx(path) if form == "idx" else folder.find(path)
-
-
-def _form_of(path: Path) -> str:
-    """Return the form of the files at a path."""
-    if path.is_file():
-        return "npz"
-    if arrays.idx_names_in(path):
-        return "idx"
-    if any(path.glob("*.npz")):
-        return "npz"
-    if folder.is_image_folder(path):
-        return "folder"
-    raise DataError(f"{path} contains no images of a known form", _WANTED)
-
-
-def _npz_in(path: Path) -> Path:
-    found = sorted(path.glob("*.npz"))
-    if len(found) != 1:
-        names = ", ".join(file.name for file in found[:5]) or "none"
-        raise DataError(
-            f"{path} must hold one npz file, found {names}", "Give the file as task_options.path."
-        )
-    return found[0]
+        archives = [path] if path.is_file() else sorted(path.glob("*.npz"))
+        if form == "idx" or (form == "auto" and path.is_dir() and arrays.idx_names_in(path)):
+            return arrays.find_idx(path)
+        if form == "folder" or (form == "auto" and not archives and folder.is_image_folder(path)):
+            return folder.find(path)
+        if len(archives) == 1:
+            return arrays.find_npz(archives[0])
+    if not archives and form == "auto":
+        raise DataError(f"{path} contains no images of a known form", _WANTED)
+    names = ", ".join(file.name for file in archives[:5]) or "none"
+    raise DataError(f"{path} must hold one npz file, found {names}", "Give the file as task_options.path.")
 
 
 AUGMENTATIONS = ("crop", "flip", "random_resized_crop")
@@ -87,18 +69,7 @@ class Images(BuiltIn):
         classes: number of classes; by default derived from the labels.
     """
 
-    loss = "cross_entropy"
-    metrics: ClassVar = {"accuracy": "accuracy"}
-    defaults: ClassVar = {
-        "epochs": 15,
-        "batch_size": 32,
-        "learning_rate": 0.03,
-        "weight_decay": 5e-4,
-        "warmup_epochs": 1,
-        "clip_norm": 1.0,
-        "lr_schedule": "cosine",
-        "initial_parameters": "portable",
-    }
+    defaults: ClassVar = IMAGE_DEFAULTS
 
     def __init__(
         self,
@@ -182,9 +153,7 @@ def _count_classes(found: Found, classes: int | None) -> int:
     return counted
 
 
-def _split(
-    found: Found, fraction: float, seed: int
-) -> tuple[NDArray[np.int64] | None, NDArray[np.int64] | None]:
+def _split(found: Found, fraction: float, seed: int) -> tuple[Any, Any]:
     """Return the indices for training and for evaluation; None for all images of a part."""
     options.fraction("eval_fraction", fraction)
     count = len(found.train.labels)
@@ -206,30 +175,24 @@ def _size_of(source: ImageSource, path: Path) -> Size:
     return source.size
 
 
-def _normalisation(
-    source: ImageSource, train: NDArray[np.int64] | None, size: Size, mean: Any, std: Any
-) -> Normalisation:
-    given = [
-        None if value is None else _per_channel(name, value, source.channels)
-        for name, value in (("mean", mean), ("std", std))
-    ]
-    if given[1] is not None and min(given[1]) <= 0:
+def _normalisation(source: ImageSource, train: Any, size: Size, mean: Any, std: Any) -> Normalisation:
+    means = None if mean is None else _per_channel("mean", mean, source.channels)
+    deviations = None if std is None else _per_channel("std", std, source.channels)
+    if deviations is not None and min(deviations) <= 0:
         raise options.wrong("std", "above 0", std)
-    if given[0] is not None and given[1] is not None:
-        return Normalisation(given[0], given[1])
+    if means is not None and deviations is not None:
+        return Normalisation(means, deviations)
     measured = measure(source, train, size)
-    return Normalisation(given[0] or measured.mean, given[1] or measured.std)
+    return Normalisation(means or measured.mean, deviations or measured.std)
 
 
 def _transforms(names: Sequence[str], size: Size) -> tuple[Transform, ...]:
-    made: list[Transform] = []
-    if "random_resized_crop" in names:
-        made.append(RandomResizedCrop(size))
-    if "crop" in names:
-        made.append(Crop(max(1, min(size) // _PADDING_DIVISOR)))
-    if "flip" in names:
-        made.append(Flip())
-    return tuple(made)
+    made: dict[str, Transform] = {
+        "random_resized_crop": RandomResizedCrop(size),
+        "crop": Crop(max(1, min(size) // _PADDING_DIVISOR)),
+        "flip": Flip(),
+    }
+    return tuple(transform for name, transform in made.items() if name in names)
 
 
 def _per_channel(name: str, value: Any, channels: int) -> tuple[float, ...]:

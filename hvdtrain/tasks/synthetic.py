@@ -32,9 +32,7 @@ class Synthetic(BuiltIn):
         dropout: fraction of activations that gpt and bert drop in training.
     """
 
-    loss = "cross_entropy"
     class_axis = -1  # a context can be as long as the vocabulary
-    metrics: ClassVar = {"accuracy": "accuracy"}
     defaults: ClassVar = {
         "steps": 100,
         "batch_size": 32,
@@ -65,10 +63,7 @@ class Synthetic(BuiltIn):
         self._sizes: dict[str, Any] = {
             "vocabulary": options.whole("vocabulary", vocabulary, 2),
             "context": options.whole("context", context, 1),
-            "layers": options.whole("layers", layers, 1, 1000),
-            "heads": options.whole("heads", heads, 1, 1000),
-            "channels": options.whole("channels", channels, 1, 1 << 16),
-            "dropout": options.fraction("dropout", dropout),
+            **options.sizes(layers, heads, channels, dropout),
         }
         self._shape: Any = (context,) if model in TEXT_MODELS else _image_shape(shape)
         self._seed = options.whole("seed", seed, 0, (1 << 32) - 2)

@@ -38,9 +38,7 @@ class Text(BuiltIn):
         DataError: If the text cannot be read or is too short.
     """
 
-    loss = "cross_entropy"
     class_axis = -1  # a context can be as long as the vocabulary
-    metrics: ClassVar = {"accuracy": "accuracy"}
     defaults: ClassVar = {
         "epochs": 2,
         "batch_size": 16,
@@ -74,12 +72,7 @@ class Text(BuiltIn):
         self._context = options.whole("context", context, 1, 1 << 20)
         stride = self._context if stride is None else options.whole("stride", stride, 1)
         share = options.fraction("eval_fraction", eval_fraction)
-        self._sizes: dict[str, Any] = {
-            "layers": options.whole("layers", layers, 1, 1000),
-            "heads": options.whole("heads", heads, 1, 1000),
-            "channels": options.whole("channels", channels, 1, 1 << 16),
-            "dropout": options.fraction("dropout", dropout),
-        }
+        self._sizes = options.sizes(layers, heads, channels, dropout)
         files, self._name = _files(path, options.text("pattern", pattern))
         self._tokens: Tokens = files if level == "bytes" else CharacterTokens(files)
         size = len(self._tokens)

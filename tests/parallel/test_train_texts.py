@@ -4,9 +4,7 @@ import json
 import random
 
 import numpy as np
-import pyarrow as pa
 import pytest
-from pyarrow import parquet
 from support.documents import ROOT
 from support.pool import controller_of, shared_run, train
 
@@ -47,15 +45,8 @@ def mails(count):
 
 @pytest.mark.parametrize("framework", ["torch", "tf"])
 def test_texts_are_classified(framework, tmp_path):
-    rows = list(mails(600))
-    if framework == "torch":
-        path = tmp_path / "mails.jsonl"
-        lines = [json.dumps({"body": text, "kind": label}) for text, label in rows]
-        path.write_text("\n".join(lines))
-    else:
-        path = tmp_path / "mails.parquet"
-        texts, labels = zip(*rows, strict=True)
-        parquet.write_table(pa.table({"body": list(texts), "kind": list(labels)}), path)
+    path = tmp_path / "mails.jsonl"
+    path.write_text("\n".join(json.dumps({"body": text, "kind": label}) for text, label in mails(600)))
     options = {"path": path, "text": "body", "label": "kind", "context": 10}
     sizes = {"channels": 32, "layers": 1, "heads": 2}
     settings = [f"--set=task_options.{name}={value}" for name, value in {**options, **sizes}.items()]

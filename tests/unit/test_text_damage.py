@@ -8,9 +8,7 @@ import random
 import time
 
 import numpy as np
-import pyarrow as pa
 import pytest
-from pyarrow import parquet
 
 from hvdtrain.data.datasets import fetch
 from hvdtrain.errors import DataError
@@ -28,10 +26,6 @@ def sound(kind, path):
     elif kind == "jsonl":
         lines = (json.dumps({"text": a, "label": b, "i": c}, ensure_ascii=False) for a, b, c in ROWS)
         path.write_text("\n".join(lines), encoding="utf-8")
-    elif kind == "parquet":
-        texts, labels, numbers = (list(column) for column in zip(*ROWS, strict=True))
-        columns = pa.table({"text": texts, "label": labels, "i": numbers})
-        parquet.write_table(columns, path, row_group_size=20, write_page_checksum=True)
     else:
         comma, quote = (",", '"') if kind == "csv" else ("\t", "")
         lines = (f"{quote}{a}{quote}{comma}{b}{comma}{c}" for a, b, c in ROWS)
@@ -69,7 +63,7 @@ def utf16(raw, rng):
     return raw.decode("latin-1").encode(rng.choice(["utf-16", "utf-16-le", "utf-32"]))
 
 
-KINDS = ["txt", "csv", "tsv", "jsonl", "parquet"]
+KINDS = ["txt", "csv", "tsv", "jsonl"]
 DAMAGES = [cut, flipped, with_nul, without_a_part, quoted, utf16]
 
 

@@ -4,9 +4,7 @@ import csv
 import json
 
 import numpy as np
-import pyarrow as pa
 import pytest
-from pyarrow import parquet
 
 from hvdtrain.data.texts.labelled import (
     PADDING,
@@ -32,15 +30,12 @@ def write(path, rows):
     elif path.suffix == ".tsv":
         lines = ["text\tlabel", *("\t".join(row).replace("línea\t", "línea ") for row in rows)]
         path.write_text("\n".join(lines), encoding="utf-8")
-    elif path.suffix == ".parquet":
-        texts, labels = zip(*rows, strict=True)
-        parquet.write_table(pa.table({"label": list(labels), "text": list(texts)}), path)
     else:
         path.write_text("".join(json.dumps({"text": a, "label": b}) + "\n\n" for a, b in rows))
     return path
 
 
-@pytest.mark.parametrize("ending", [".csv", ".jsonl", ".ndjson", ".parquet", ".tsv"])
+@pytest.mark.parametrize("ending", [".csv", ".jsonl", ".ndjson", ".tsv"])
 def test_all_kinds_of_table_give_the_same_rows(tmp_path, ending):
     expected = [(a.replace("\t", " "), b) if ending == ".tsv" else (a, b) for a, b in ROWS]
     found = rows_of(write(tmp_path / f"rows{ending}", ROWS), COLUMNS)

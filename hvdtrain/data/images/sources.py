@@ -192,11 +192,7 @@ class ImageData:
 
 
 def measure(source: ImageSource, chosen: NDArray[np.int64] | None, size: Size) -> Normalisation:
-    """Return the normalisation by mean and standard deviation of evenly spaced images.
-
-    Sums are of integers, so the result is the same on every machine. Images that cannot be read
-    are left out.
-    """
+    """Return the normalisation by evenly spaced images, in integers: the same on every machine."""
     count = len(source.labels if chosen is None else chosen)
     places = np.linspace(0, count - 1, min(_SAMPLED, count)).astype(np.int64)
     pixels, total, squares = 0, np.zeros(source.channels, np.int64), np.zeros(source.channels, np.int64)

@@ -1,4 +1,4 @@
-"""Texts with labels: tables of them (CSV, TSV, JSONL, Parquet) as class numbers and tokens."""
+"""Texts with labels: tables of them (CSV, TSV, JSONL) as class numbers and tokens."""
 
 import csv
 import json
@@ -85,34 +85,11 @@ def _check_columns(path: Path, names: list[str], columns: tuple[str, str]) -> No
             )
 
 
-def _parquet_rows(path: Path, columns: tuple[str, str]) -> Iterator[Row]:
-    """Yield the rows of a Parquet file."""
-    try:
-        import pyarrow as pa
-        from pyarrow import parquet
-    except ImportError:
-        raise DataError(f"{path} needs pyarrow, which is not installed", "pip install pyarrow") from None
-    number = 0
-    try:
-        with parquet.ParquetFile(path, page_checksum_verification=True) as file:
-            _check_columns(path, file.schema_arrow.names, columns)
-            for batch in file.iter_batches(columns=list(columns), use_threads=False):
-                for pair in zip(*(batch.column(column) for column in columns), strict=True):
-                    number += 1
-                    yield f"row {number}", *(value.as_py() for value in pair)
-    except (pa.ArrowException, OSError, ValueError, MemoryError, OverflowError) as error:
-        if isinstance(error, DataError):
-            raise
-        message = " ".join(str(error).split())[:200]
-        raise DataError(f"{path} cannot be read as Parquet, after row {number}: {message}") from None
-
-
 _READERS: dict[str, Callable[[Path, tuple[str, str]], Iterator[Row]]] = {
     ".csv": partial(_separated_rows, delimiter=","),  # which may be quoted
     ".tsv": partial(_separated_rows, delimiter="\t", quoting=csv.QUOTE_NONE),
     ".jsonl": _jsonl_rows,
     ".ndjson": _jsonl_rows,
-    ".parquet": _parquet_rows,
 }
 
 
@@ -193,10 +170,7 @@ def in_order(names: Iterable[str]) -> list[str]:
 
 
 def split(sizes: Sequence[int], share: float, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the indices of the texts for training and for evaluation.
-
-    A second table is for evaluation only. Of a single one a share is, at least one text if it is above 0.
-    """
+    """Return the indices of the texts for training and for evaluation: a second table, or a share."""
     if len(sizes) > 1:
         return np.arange(sizes[0]), np.arange(sizes[0], sizes[0] + sizes[1])
     kept = max(1, round(sizes[0] * share)) if share else 0
