@@ -208,13 +208,12 @@ def apply(
     return images
 
 
-def _checked(images: NDArray[Any]) -> tuple[int, int, int, int]:
+def _checked(images: NDArray[Any]) -> tuple[int, ...]:
     if images.ndim != 4:
         raise DataError(
             f"augmentation takes images (samples, height, width, channels), found shape {images.shape}"
         )
-    count, height, width, channels = images.shape
-    return count, height, width, channels
+    return images.shape
 
 
 # what a mixed batch has in addition: of each key but the inputs, the other sample's; and its share
@@ -246,29 +245,19 @@ class Mixed:
 
     def augmented(self, indices: NDArray[np.int64], keys: Keys) -> Arrays:
         """Fetch many samples and their partners, and mix their inputs."""
-        count = len(indices)
-        numbers = uniform(transform_keys(keys, 0), 0)
-        is_drawn = isinstance(self.ordering, Draws)
-        partners = self.ordering.at(numbers) if is_drawn else (numbers * len(self)).astype(np.int64)
-        own_keys = np.concatenate([keys, transform_keys(keys, 1)])
-        all_keys = own_keys if hasattr(self._dataset, "augmented") else None
-        both = fetch(self._dataset, np.concatenate([indices, partners]), all_keys)
+        count, draws = len(indices), transform_keys(keys, 2)
+        both = self._with_partners(indices, keys)
         inputs = [name for name in both if name.partition(SEPARATOR)[0] == "inputs"]
         if not inputs:
             raise DataError(
                 f"mixup and cutmix mix 'inputs'; samples have {sorted(both)}",
                 "Name them: hvdtrain.as_dataset(data, inputs=...).",
             )
-        draws = transform_keys(keys, 2)
         cuts = np.full(count, bool(self._cutmix))
         if self._mixup and self._cutmix:
             cuts = uniform(draws, 0) < 0.5
-        # the share of the partner
-        shares = 1 - np.where(
-            cuts, beta(uniform(draws, 1), self._cutmix), beta(uniform(draws, 1), self._mixup)
-        )
-        pasted = np.zeros((count, 1, 1), bool)
-        height = width = 0
+        number = uniform(draws, 1)
+        shares = 1 - np.where(cuts, beta(number, self._cutmix), beta(number, self._mixup))  # of the partner
         if self._cutmix:
             height, width = _sides(inputs, both)
             pasted = boxes(draws, shares, *(both["inputs"].shape[axis] for axis in (height, width)))
@@ -277,12 +266,21 @@ class Mixed:
         result = {name: array[:count] for name, array in both.items()}
         result |= {OTHERS + name: array[count:] for name, array in both.items() if name not in inputs}
         result |= {name: _mixed(name, both[name], np.where(cuts, 0, shares)) for name in inputs}
-        if cuts.any():
-            shape = [
-                size if axis in (0, height, width) else 1 for axis, size in enumerate(result["inputs"].shape)
-            ]
-            result["inputs"] = np.where(pasted.reshape(shape), both["inputs"][count:], result["inputs"])
+        if self._cutmix and cuts.any():
+            others = [axis for axis in range(1, both["inputs"].ndim) if axis not in (height, width)]
+            chosen = np.expand_dims(pasted, others)
+            result["inputs"] = np.where(chosen, both["inputs"][count:], result["inputs"])
         return {**result, SHARE: shares.astype(np.float32)}
+
+    def _with_partners(self, indices: NDArray[np.int64], keys: Keys) -> Arrays:
+        """Fetch samples, and behind them their partners."""
+        numbers = uniform(transform_keys(keys, 0), 0)
+        is_drawn = isinstance(self.ordering, Draws)
+        partners = self.ordering.at(numbers) if is_drawn else (numbers * len(self)).astype(np.int64)
+        all_keys = np.concatenate([keys, transform_keys(keys, 1)])
+        is_augmented = hasattr(self._dataset, "augmented")
+        both = np.concatenate([indices, partners])
+        return fetch(self._dataset, both, all_keys if is_augmented else None)
 
 
 def beta(uniforms: NDArray[np.float64], alpha: float) -> NDArray[np.float64]:
@@ -325,9 +323,7 @@ def _mixed(name: str, both: NDArray[Any], shares: NDArray[np.float64]) -> NDArra
 def _sides(inputs: list[str], both: Arrays) -> tuple[int, int]:
     """Return the axes of an image's height and width."""
     shape = both[inputs[0]].shape
-    if inputs == ["inputs"] and len(shape) == 3:
-        return 1, 2
-    if inputs == ["inputs"] and len(shape) == 4 and shape[3] <= _CHANNELS:
+    if inputs == ["inputs"] and (len(shape) == 3 or (len(shape) == 4 and shape[3] <= _CHANNELS)):
         return 1, 2
     if inputs == ["inputs"] and len(shape) == 4 and shape[1] <= _CHANNELS:
         return 2, 3

@@ -1,23 +1,18 @@
 """Batches that a function makes of samples, and padding samples of unequal lengths to a few lengths."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hvdtrain.data.naming import check_unmasked, type_name
 from hvdtrain.data.numeric import flatten, nesting
 from hvdtrain.data.order import blocks_of
-from hvdtrain.data.unsupported import check_unmasked, type_name
 from hvdtrain.errors import DataError
 from hvdtrain.task import Arrays
 
 Collate = Callable[[list[Any]], Any]
-
-PAD_REMEDY = (
-    "Resize, crop or pad samples in the data set, or pad each batch: "
-    "hvdtrain.as_dataset(data, collate=hvdtrain.pad({'input_ids': 0, 'attention_mask': 0}))."
-)
 
 
 def collated(collate: Collate, samples: list[Any], name: Callable[[Any], Arrays]) -> Arrays:
@@ -163,25 +158,6 @@ def check_lengths(sizes: Mapping[str, int]) -> None:
             f"arrays of one data set must have equal lengths, found {sizes}",
             "eval_data() with several sets returns hvdtrain.EvalSets({name: set}).",
         )
-
-
-def ragged_error(name: str, values: Any, indices: Sequence[int]) -> DataError:
-    """Return the error for samples of unequal shapes, naming the first that differs."""
-    shapes = [_shape(value) for value in values]
-    place = next((i for i, shape in enumerate(shapes) if shape != shapes[0]), 0)
-    return DataError(
-        f"samples of one batch must have equal shapes: {name!r} of sample {indices[place]} has shape "
-        f"{shapes[place]}, that of sample {indices[0]} has shape {shapes[0]}",
-        PAD_REMEDY,
-    )
-
-
-def _shape(value: Any) -> tuple[int, ...] | str:
-    try:
-        shape: tuple[int, ...] = np.shape(value)
-        return shape
-    except ValueError:
-        return "that differs within the sample"
 
 
 def _power_of_two(length: int) -> int:

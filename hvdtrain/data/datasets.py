@@ -9,13 +9,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hvdtrain.data.collate import PAD_REMEDY, Collate, CollatedDataset, check_lengths
+from hvdtrain.data.collate import Collate, CollatedDataset, check_lengths
 from hvdtrain.data.naming import (
     HuggingFaceDataset,
     arrays_of,
     as_array,
     canonical,
     check_kept,
+    check_supported,
+    check_unmasked,
     columns_of,
     is_frame,
     left_out_notes,
@@ -24,10 +26,10 @@ from hvdtrain.data.naming import (
     native,
     number_columns,
     renamed,
+    type_name,
 )
-from hvdtrain.data.numeric import SEPARATOR, TARGETS, flatten, has_axes, is_nested, narrowed
+from hvdtrain.data.numeric import PAD_REMEDY, SEPARATOR, TARGETS, flatten, has_axes, is_nested, narrowed
 from hvdtrain.data.serialization import memmap_base
-from hvdtrain.data.unsupported import check_supported, check_unmasked, type_name
 from hvdtrain.errors import DataError, HvdtrainError
 from hvdtrain.task import Arrays, Dataset
 from hvdtrain.workers.user_errors import SAMPLE_NOTE
@@ -168,15 +170,12 @@ def _has_own_batch(source: Any) -> bool:
     if not callable(method):
         return False
     try:
-        parameters = list(inspect.signature(method).parameters.values())
+        parameters = inspect.signature(method).parameters.values()
     except (TypeError, ValueError):
         return True
-    required = [
-        p
-        for p in parameters
-        if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
-    ]
-    return len(required) == 1 and required[0].name not in _SIZES
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    required = [p.name for p in parameters if p.default is p.empty and p.kind in positional]
+    return len(required) == 1 and required[0] not in _SIZES
 
 
 class ArrayDataset:
@@ -192,8 +191,8 @@ class ArrayDataset:
         self.columns = dict(columns)
         sizes = {name: len(array) if array.ndim else 0 for name, array in arrays.items()}
         check_lengths(sizes)
-        # memory-mapped arrays are converted batch by batch: a whole copy may not fit in memory
-        self.arrays = {name: a if memmap_base(a) is not None else native(a) for name, a in arrays.items()}
+        self.arrays = dict(arrays)
+        self._convert(native)
         self._size = next(iter(sizes.values()), 0)
 
     def __len__(self) -> int:
@@ -208,9 +207,12 @@ class ArrayDataset:
 
     def narrow(self) -> None:
         """Keep numbers of 64 bits in 32, as the model takes them, so that no batch needs to be converted."""
-        self.arrays = {
-            name: a if memmap_base(a) is not None else narrowed(a) for name, a in self.arrays.items()
-        }
+        self._convert(narrowed)
+
+    def _convert(self, convert: Callable[[NDArray[Any]], NDArray[Any]]) -> None:
+        for name, array in self.arrays.items():
+            if memmap_base(array) is None:  # others, which may not fit in memory, are converted by batches
+                self.arrays[name] = convert(array)
 
     def reorder(self, name: str, columns: list[str]) -> None:
         """Put the columns of an array in another order, by their names."""
@@ -238,14 +240,15 @@ def fetch(dataset: Any, indices: NDArray[np.int64], keys: NDArray[np.uint64] | N
     if keys is not None:
         with _noting(indices):
             arrays = dataset.augmented(indices, keys)
-    elif hasattr(dataset, "collated"):
+    elif read := getattr(dataset, "collated", None) or getattr(dataset, "batch", None):
         with _noting(indices):
-            arrays = dataset.collated(indices)
-    elif hasattr(dataset, "batch"):
-        with _noting(indices):
-            arrays = dataset.batch(indices)
+            arrays = read(indices)
     else:
-        arrays = stack([_one(dataset, int(index)) for index in indices], indices)
+        samples = []
+        for index in indices.tolist():
+            with _noting([index]):
+                samples.append(dataset[index])
+        arrays = stack(samples, indices)
     if isinstance(arrays, Mapping) and any(map(is_nested, arrays.values())):
         arrays = flatten(arrays)
     found = {name: _for_frameworks(name, value) for name, value in arrays.items()}
@@ -265,31 +268,21 @@ def _check_weights(weights: NDArray[Any], indices: NDArray[np.int64]) -> None:
         )
 
 
-def _one(dataset: Any, index: int) -> Any:
-    try:
-        return dataset[index]
-    except Exception as error:
-        _note_samples(error, [index])
-        raise
-
-
 @contextmanager
-def _noting(indices: NDArray[np.int64]) -> Iterator[None]:
-    """Return a context whose exceptions get a note of the samples that were being read."""
+def _noting(indices: Any) -> Iterator[None]:
+    """Return a context whose exceptions get a note of the samples that were being read.
+
+    hvdtrain's own errors name them already.
+    """
     try:
         yield
-    except Exception as error:
-        _note_samples(error, indices.tolist())
+    except HvdtrainError:
         raise
-
-
-def _note_samples(error: Exception, indices: list[int]) -> None:
-    """Note on an exception which samples were being read; hvdtrain's own errors name them already."""
-    if isinstance(error, HvdtrainError):
-        return
-    shown = ", ".join(str(index) for index in indices[:_NAMED])
-    more = f" or {len(indices) - _NAMED} others" if len(indices) > _NAMED else ""
-    error.add_note(f"{SAMPLE_NOTE}{shown}{more}")
+    except Exception as error:
+        shown = ", ".join(str(index) for index in indices[:_NAMED])
+        more = f" or {len(indices) - _NAMED} others" if len(indices) > _NAMED else ""
+        error.add_note(f"{SAMPLE_NOTE}{shown}{more}")
+        raise
 
 
 def stack(samples: list[Any], indices: NDArray[np.int64]) -> Arrays:

@@ -1,7 +1,5 @@
 """A data set whose task gives the order of training: drawn by probability, or sorted by length."""
 
-import math
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,45 +8,6 @@ from numpy.typing import NDArray
 from hvdtrain.data.order import Draws, Lengths
 from hvdtrain.data.stream import Stream
 from hvdtrain.errors import DataError
-from hvdtrain.task import Arrays
-
-_STORED_BYTES = 1 << 24  # of inputs; a larger data set repeats them
-_SAMPLE_BYTES = 1 << 30  # a larger sample is a typing error
-
-
-class RandomSamples:
-    """Random numbers or tokens with random targets, the same whenever the seed is the same."""
-
-    def __init__(
-        self, size: int, *, shape: Sequence[int], vocabulary: int | None, classes: int | None, seed: int
-    ) -> None:
-        sample_bytes = 4 * math.prod(shape)
-        if sample_bytes > _SAMPLE_BYTES:
-            raise DataError(f"one sample of shape {list(shape)} would take {sample_bytes / 2**30:,.1f} GiB")
-        self._size = size
-        self.distinct = min(size, max(1, _STORED_BYTES // sample_bytes))
-        random = np.random.RandomState(seed)  # its numbers are the same in all versions of numpy
-        numbers: NDArray[Any]
-        if vocabulary is None:
-            numbers = random.standard_normal((self.distinct, *shape)).astype(np.float32)
-        else:
-            numbers = random.randint(0, vocabulary, (self.distinct, *shape[:-1], shape[-1] + 1), np.int32)
-        self._inputs = numbers if vocabulary is None else numbers[..., :-1]
-        if classes is None:
-            self._targets = numbers[..., 1:].astype(np.int64)
-        else:
-            self._targets = random.randint(0, classes, self.distinct, np.int64)
-
-    def __len__(self) -> int:
-        return self._size
-
-    def __getitem__(self, index: int) -> Arrays:
-        return {name: values[0] for name, values in self.batch(np.asarray([index])).items()}
-
-    def batch(self, indices: NDArray[np.int64]) -> Arrays:
-        """Fetch many samples at once."""
-        stored = indices % self.distinct
-        return {"inputs": self._inputs[stored], "targets": self._targets[stored]}
 
 
 class Ordered:

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hvdtrain.data.bad_samples import Fetch, Fetched
 from hvdtrain.data.naming import is_frame, names_of
 from hvdtrain.data.numeric import TARGETS
+from hvdtrain.data.readers import Fetch, Fetched
 from hvdtrain.early_stopping import RESERVED, SEPARATOR
 from hvdtrain.errors import DataError, HvdtrainError
 from hvdtrain.workers.user_errors import SAMPLE_NOTE, RaisedInReader

@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from hvdtrain.data.bad_samples import BadSample, Fetch, LocalFetch
 from hvdtrain.data.order import BatchPlan, Order
+from hvdtrain.data.readers import BadSample, Fetch, LocalFetch
 from hvdtrain.task import Arrays
 
 T = TypeVar("T")

@@ -9,11 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from hvdtrain.data.bad_samples import LocalFetch
 from hvdtrain.data.datasets import ArrayDataset
 from hvdtrain.data.drawn import unordered
 from hvdtrain.data.numeric import narrowed
 from hvdtrain.data.order import order_identity, sample_keys
+from hvdtrain.data.readers import LocalFetch
 from hvdtrain.workers.seeding import generator_digest, seed_generators
 from hvdtrain.workers.wire_types import travels
 

@@ -1,6 +1,6 @@
 """What can become an array of numbers, the bits that frameworks are given, and how much arrays differ."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -100,6 +100,31 @@ def describe_not_finite(arrays: Mapping[str, NDArray[Any]], indices: NDArray[np.
         more = f", as do {bad.size - 1} more of its batch" if bad.size > 1 else ""
         return f"{name!r} of sample {int(indices.flat[bad[0]])} holds {value}{more}"
     return ""
+
+
+PAD_REMEDY = (
+    "Resize, crop or pad samples in the data set, or pad each batch: "
+    "hvdtrain.as_dataset(data, collate=hvdtrain.pad({'input_ids': 0, 'attention_mask': 0}))."
+)
+
+
+def ragged_error(name: str, values: Any, indices: Sequence[int]) -> DataError:
+    """Return the error for samples of unequal shapes, naming the first that differs."""
+    shapes = [_shape(value) for value in values]
+    place = next((i for i, shape in enumerate(shapes) if shape != shapes[0]), 0)
+    return DataError(
+        f"samples of one batch must have equal shapes: {name!r} of sample {indices[place]} has shape "
+        f"{shapes[place]}, that of sample {indices[0]} has shape {shapes[0]}",
+        PAD_REMEDY,
+    )
+
+
+def _shape(value: Any) -> tuple[int, ...] | str:
+    try:
+        shape: tuple[int, ...] = np.shape(value)
+        return shape
+    except ValueError:
+        return "that differs within the sample"
 
 
 # differences of this size, relative to the values, are rounding of 64-bit arithmetic

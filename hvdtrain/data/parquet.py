@@ -9,9 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hvdtrain.data.indexed import Decode, IndexedDataset, Records
+from hvdtrain.data.indexed import Decode, IndexedDataset, Paths, Records, find_files, open_file
 from hvdtrain.data.order import Blocks
-from hvdtrain.data.shard_files import Paths, find_files, open_file
 from hvdtrain.errors import DataError
 from hvdtrain.storage.urls import is_url
 

@@ -16,10 +16,9 @@ from numpy.typing import NDArray
 
 from hvdtrain.data.collate import Collate, collated
 from hvdtrain.data.datasets import fetch, new_names, stack
-from hvdtrain.data.naming import NumericColumns, named
+from hvdtrain.data.indexed import find_files
+from hvdtrain.data.naming import NumericColumns, check_no_batches, has_class, named, type_name
 from hvdtrain.data.order import mix, permute
-from hvdtrain.data.shard_files import find_files
-from hvdtrain.data.unsupported import check_no_batches, has_class, type_name
 from hvdtrain.data.webdataset import tar_samples
 from hvdtrain.errors import DataError
 from hvdtrain.storage.text import counted

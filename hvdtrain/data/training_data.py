@@ -6,12 +6,11 @@ from functools import cached_property
 from typing import Any
 
 from hvdtrain.config import Config
-from hvdtrain.data.bad_samples import BadSample
 from hvdtrain.data.eval_sets import TRAINING_DATA, fetch_with_name, set_words, sets_of
 from hvdtrain.data.feed import Feed, HostBatch, Reader, Shard
 from hvdtrain.data.fingerprint import Fingerprint
 from hvdtrain.data.order import Order, SequentialOrder, training_order
-from hvdtrain.data.readers import Readers
+from hvdtrain.data.readers import BadSample, Readers
 from hvdtrain.data.stream import Stream
 from hvdtrain.data.stream_feed import StreamFeed, StreamPart
 from hvdtrain.workers.agreement import WorkerPlace, Workers

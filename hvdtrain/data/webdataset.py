@@ -16,8 +16,17 @@ from uuid import uuid4
 import numpy as np
 from numpy.typing import NDArray
 
-from hvdtrain.data.indexed import Decode, IndexedDataset, Records, decode_file
-from hvdtrain.data.shard_files import Paths, find_files, open_file, read_parts, version_of
+from hvdtrain.data.indexed import (
+    Decode,
+    IndexedDataset,
+    Paths,
+    Records,
+    decode_file,
+    find_files,
+    open_file,
+    read_parts,
+    version_of,
+)
 from hvdtrain.errors import DataError
 from hvdtrain.storage.files import cache_folder
 

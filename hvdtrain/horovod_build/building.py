@@ -23,8 +23,7 @@ from hvdtrain.horovod_build.cache import VERSION, BuildCache, exposure, fetch_so
 from hvdtrain.horovod_build.installed import TITLES, InstalledBuild, installed_build
 from hvdtrain.horovod_build.patching import apply_patches, horovod_patches
 from hvdtrain.horovod_build.plan import BuildRequest, Plan, make_plan
-from hvdtrain.horovod_build.processes import path_with, run_logged, scripts_folder
-from hvdtrain.horovod_build.toolchain import Gpu
+from hvdtrain.horovod_build.toolchain import Gpu, path_with, run_logged, scripts_folder
 from hvdtrain.storage.text import counted
 
 Echo = Callable[[str], None]

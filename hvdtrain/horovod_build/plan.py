@@ -24,8 +24,16 @@ from hvdtrain.horovod_build.installed import (
     unsupported,
 )
 from hvdtrain.horovod_build.patching import horovod_patches, patches_digest
-from hvdtrain.horovod_build.processes import output_of, packages_folder, scripts_folder
-from hvdtrain.horovod_build.toolchain import Gpu, Toolchain, architecture_flags, find_gpu, find_toolchain
+from hvdtrain.horovod_build.toolchain import (
+    Gpu,
+    Toolchain,
+    architecture_flags,
+    find_gpu,
+    find_toolchain,
+    output_of,
+    packages_folder,
+    scripts_folder,
+)
 
 REMEDY = (
     "Install one of:\n"

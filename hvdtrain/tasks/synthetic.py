@@ -1,14 +1,57 @@
 """Fixed random data of any shape, to measure training speed; there is nothing to learn in it."""
 
+import math
 from collections.abc import Sequence
 from types import ModuleType
 from typing import Any, ClassVar
 
-from hvdtrain.data.drawn import RandomSamples
-from hvdtrain.errors import TaskError
+import numpy as np
+from numpy.typing import NDArray
+
+from hvdtrain.errors import DataError, TaskError
 from hvdtrain.models import bert, choose, gpt
 from hvdtrain.models.choose import BuiltIn
+from hvdtrain.task import Arrays
 from hvdtrain.tasks import _options as options
+
+_STORED_BYTES = 1 << 24  # of inputs; a larger data set repeats them
+_SAMPLE_BYTES = 1 << 30  # a larger sample is a typing error
+
+
+class RandomSamples:
+    """Random numbers or tokens with random targets, the same whenever the seed is the same."""
+
+    def __init__(
+        self, size: int, *, shape: Sequence[int], vocabulary: int | None, classes: int | None, seed: int
+    ) -> None:
+        sample_bytes = 4 * math.prod(shape)
+        if sample_bytes > _SAMPLE_BYTES:
+            raise DataError(f"one sample of shape {list(shape)} would take {sample_bytes / 2**30:,.1f} GiB")
+        self._size = size
+        self.distinct = min(size, max(1, _STORED_BYTES // sample_bytes))
+        random = np.random.RandomState(seed)  # its numbers are the same in all versions of numpy
+        numbers: NDArray[Any]
+        if vocabulary is None:
+            numbers = random.standard_normal((self.distinct, *shape)).astype(np.float32)
+        else:
+            numbers = random.randint(0, vocabulary, (self.distinct, *shape[:-1], shape[-1] + 1), np.int32)
+        self._inputs = numbers if vocabulary is None else numbers[..., :-1]
+        if classes is None:
+            self._targets = numbers[..., 1:].astype(np.int64)
+        else:
+            self._targets = random.randint(0, classes, self.distinct, np.int64)
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __getitem__(self, index: int) -> Arrays:
+        return {name: values[0] for name, values in self.batch(np.asarray([index])).items()}
+
+    def batch(self, indices: NDArray[np.int64]) -> Arrays:
+        """Fetch many samples at once."""
+        stored = indices % self.distinct
+        return {"inputs": self._inputs[stored], "targets": self._targets[stored]}
+
 
 TEXT_MODELS: dict[str, ModuleType] = {"gpt": gpt, "bert": bert}
 

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from hvdtrain.data.bad_samples import LocalFetch
 from hvdtrain.data.feed import Feed, Reader, Shard
 from hvdtrain.data.order import BatchPlan, SequentialOrder, ShuffledOrder
+from hvdtrain.data.readers import LocalFetch
 from hvdtrain.errors import BadSampleError, DataError
 
 SIZE, BAD = 20, {0, 7, 8, 19}

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import hvdtrain
-from hvdtrain.data.bad_samples import LocalFetch
 from hvdtrain.data.datasets import as_dataset, fetch, signature
+from hvdtrain.data.readers import LocalFetch
 from hvdtrain.errors import BadSampleError, DataError
 from hvdtrain.jobs.opening.data_sets import align_columns
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from hvdtrain.backends.objective.counting import counting_of
 from hvdtrain.backends.objective.logits import class_axis_option, logits_of, named_loss
 from hvdtrain.backends.objective.stateful_metrics import MAX_BYTES, GatheredMetric
-from hvdtrain.data.unsupported import has_class, type_name
+from hvdtrain.data.naming import has_class, type_name
 from hvdtrain.errors import TaskError
 from hvdtrain.workers.user_errors import where_raised
 

@@ -14,7 +14,6 @@ import numpy as np
 from hvdtrain.checkpoints.manifest import Manifest
 from hvdtrain.config import Config
 from hvdtrain.config.field_names import task_advice
-from hvdtrain.data.bad_samples import Fetch, LocalFetch
 from hvdtrain.data.datasets import ArrayDataset, as_dataset, fetch, signature
 from hvdtrain.data.drawn import unordered
 from hvdtrain.data.eval_sets import (
@@ -29,6 +28,7 @@ from hvdtrain.data.eval_sets import (
 from hvdtrain.data.fingerprint import columns_of
 from hvdtrain.data.numeric import TARGETS, all_bits, merged_by_cast
 from hvdtrain.data.order import order_identity
+from hvdtrain.data.readers import Fetch, LocalFetch
 from hvdtrain.data.stream import Stream
 from hvdtrain.errors import DataError, TaskError
 from hvdtrain.host.frameworks import FRAMEWORKS

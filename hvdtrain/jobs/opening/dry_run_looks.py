@@ -8,12 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hvdtrain.backends.records import DryRun
-from hvdtrain.data.bad_samples import LocalFetch
 from hvdtrain.data.datasets import ArrayDataset, ItemDataset
 from hvdtrain.data.drawn import unordered
 from hvdtrain.data.feed import HostBatch
 from hvdtrain.data.naming import HuggingFaceDataset
 from hvdtrain.data.numeric import SEPARATOR, TARGETS, distance, leaves_of
+from hvdtrain.data.readers import LocalFetch
 from hvdtrain.data.stream import Stream
 from hvdtrain.errors import HvdtrainError, TaskError
 

@@ -15,9 +15,9 @@ from hvdtrain.checkpoints.storage import Checkpoint
 from hvdtrain.config import Config, Layer
 from hvdtrain.config.train_options import TrainOptions
 from hvdtrain.config.values import EXPORT_FORMATS
-from hvdtrain.data.bad_samples import LocalFetch
 from hvdtrain.data.eval_sets import first_set
 from hvdtrain.data.feed import HostBatch
+from hvdtrain.data.readers import LocalFetch
 from hvdtrain.data.stream import Stream
 from hvdtrain.errors import NOT_THE_TASKS, DataError, EnvironmentFault, TaskError, UsageError
 from hvdtrain.host.output import quiet_output

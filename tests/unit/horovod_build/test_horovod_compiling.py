@@ -10,7 +10,7 @@ import pytest
 
 from hvdtrain.horovod_build import building as compiling
 from hvdtrain.horovod_build import toolchain as gpu
-from hvdtrain.horovod_build.processes import run_logged
+from hvdtrain.horovod_build.toolchain import run_logged
 
 GPU = gpu.Gpu(Path("/cuda"), "13.0", Path("/nccl/include"), Path("/nccl/lib/libnccl.so.2"), "2.28.9")
 

@@ -16,7 +16,7 @@ from hvdtrain.backends.objective.named_metrics import MetricFunctions
 from hvdtrain.backends.objective.stateful_metrics import Collectives
 from hvdtrain.backends.torch.objective.losses import classes_last
 from hvdtrain.backends.torch.state.tensors import as_array as to_numpy
-from hvdtrain.data.unsupported import has_class
+from hvdtrain.data.naming import has_class
 
 # classes of torchmetrics that look at every batch by itself whether all of it lies in [0, 1], and take it for
 # logits if it does not: by how their names begin, or by name
