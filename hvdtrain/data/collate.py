@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hvdtrain.data.naming import check_unmasked, type_name
+from hvdtrain.data.naming import check_unmasked, named, type_name
 from hvdtrain.data.numeric import flatten, nesting
 from hvdtrain.data.order import blocks_of
 from hvdtrain.errors import DataError
@@ -73,23 +73,18 @@ class Pad:
     """Pads samples of unequal lengths along their first axis; a function from samples to a batch."""
 
     def __init__(self, columns: Mapping[str, float], multiple: int | None, longest: int | None) -> None:
-        if not columns:
-            raise DataError("pad needs the columns to pad, such as hvdtrain.pad({'input_ids': 0})")
         for name, value in (("multiple", multiple), ("longest", longest)):
             if value is not None and value < 1:
                 raise DataError(f"pad: {name} must be 1 or more, found {value}")
         self.columns = dict(columns)
-        self.notes: tuple[str, ...] = ()
-        if not any("mask" in name for name in columns):
-            self.notes = (
-                f"no mask among the padded columns {', '.join(columns)}: the model must ignore padding",
-            )
+        note = f"no mask among the padded columns {', '.join(columns)}: the model must ignore padding"
+        self.notes = () if any("mask" in name for name in columns) else (note,)
         self._multiple = multiple
         self._longest = longest
 
     def __call__(self, samples: list[Any]) -> Arrays:
         """Return the samples as a batch."""
-        flat = [self._flat(sample) for sample in samples]
+        flat = [named(sample, {}) for sample in samples]
         names = {*self.columns, *flat[0]}
         for sample in flat:
             if lost := sorted(names - sample.keys()):
@@ -105,13 +100,6 @@ class Pad:
             )
         padded = -(-length // self._multiple) * self._multiple if self._multiple else _power_of_two(length)
         return padded if self._longest is None else min(padded, self._longest)
-
-    def _flat(self, sample: Any) -> dict[str, Any]:
-        if isinstance(sample, Mapping):
-            return flatten(sample)
-        if isinstance(sample, (tuple, list)) and len(sample) == 2:
-            return flatten({"inputs": sample[0], "targets": sample[1]})
-        return flatten({"inputs": sample})
 
     def _column(self, name: str, values: list[NDArray[Any]]) -> NDArray[Any]:
         pads = name in self.columns

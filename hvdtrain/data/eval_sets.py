@@ -35,11 +35,6 @@ class EvalSets(Mapping[str, Any]):
     """
 
     def __init__(self, sets: Mapping[str, Any] | None = None, /, **named: Any) -> None:
-        if sets is not None and not isinstance(sets, Mapping):
-            raise DataError(
-                f"EvalSets takes a mapping of names to data sets, found a {type(sets).__name__}",
-                'Write hvdtrain.EvalSets({"validation": data, "noisy": other}).',
-            )
         if twice := [name for name in named if name in (sets or {})]:
             raise DataError(
                 f"EvalSets: the name {twice[0]!r} is given twice", "Give each set a name of its own."

@@ -1,6 +1,5 @@
 """What users' data become: arrays by flat names, and what is said of those that cannot."""
 
-import math
 import numbers
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
@@ -143,18 +142,16 @@ def matrix_of(name: str, frame: Any) -> NDArray[Any]:
     arrays, left_out = columns_of(frame)
     if left_out:
         raise DataError(
-            f"{name!r} is a data frame with columns that are not numbers: {_types(frame, left_out)}",
+            f"{name!r} is a data frame with columns that are not numbers: {', '.join(left_out)}",
             "Drop or encode them.",
         )
     if not arrays:
         return np.zeros((len(frame), 0))
     matrix = np.stack(list(arrays.values()), axis=1)
-    for column, array in arrays.items():
-        if (
-            matrix.dtype.kind == "f"
-            and array.dtype.kind in "iu"
-            and np.abs(array.astype(float)).max(initial=0) > 2**53
-        ):
+    is_cast = matrix.dtype.kind == "f"
+    wholes = {key: array for key, array in arrays.items() if is_cast and array.dtype.kind in "iu"}
+    for column, array in wholes.items():
+        if np.abs(array.astype(float)).max(initial=0) > 2**53:
             raise DataError(
                 f"the column {column!r} of {name!r} has whole numbers above 2**53, which are rounded "
                 "together with columns of fractions",
@@ -170,22 +167,13 @@ def _column(frame: Any, name: Any) -> NDArray[Any]:
     if getattr(column, "ndim", 1) > 1:
         raise DataError(f"a data frame has several columns named {name!r}", "Rename them.")
     array = np.asarray(column.to_numpy())
-    if array.dtype == object and any(map(_is_number, array)):
+    if array.dtype == object and any(isinstance(v, numbers.Number) and v == v for v in array):  # no NaN
         raise DataError(
             f"the column {name!r} of a data frame mixes numbers with other or missing values, type "
             f"{column.dtype}",
             f"Fill in or drop missing values, then convert it: frame[{str(name)!r}].astype('float32').",
         )
     return array
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, numbers.Number) and not (isinstance(value, float) and math.isnan(value))
-
-
-def _types(frame: Any, names: list[str]) -> str:
-    types = {str(name): frame[name].dtype for name in names_of(frame)}
-    return ", ".join(f"{name} ({types[name]})" for name in names)
 
 
 def renamed(item: Mapping[Any, Any], names: Mapping[str, str]) -> dict[str, Any]:
@@ -227,10 +215,8 @@ def left_out_notes(columns: Sequence[str]) -> tuple[str, ...]:
     """Return what to tell a user of columns that are left out."""
     if not columns:
         return ()
-    several = len(columns) > 1
-    return (
-        f"the column{'s' * several} {', '.join(columns)} {'are' if several else 'is'} left out: not numbers",
-    )
+    what = f"columns {', '.join(columns)} are" if len(columns) > 1 else f"column {columns[0]} is"
+    return (f"the {what} left out: not numbers",)
 
 
 def check_kept(left_out: Sequence[str], names: Mapping[str, str]) -> None:
@@ -304,12 +290,11 @@ class NumericColumns:
 
 
 # types of Hugging Face's columns, by their beginning
-_NOT_NUMBERS = (
+_OTHERS = (
     "string",
     "large_string",
     "binary",
     "large_binary",
-    "timestamp",
     "date",
     "time",
     "duration",
@@ -363,4 +348,4 @@ def _holds_numbers(feature: Any) -> bool:
     inner = getattr(feature, "feature", None)
     if inner is not None:
         return _holds_numbers(inner)
-    return not str(getattr(feature, "dtype", "")).startswith(_NOT_NUMBERS)
+    return not str(getattr(feature, "dtype", "")).startswith(_OTHERS)

@@ -247,31 +247,24 @@ def stream(
             raise DataError(f"stream: {name} must be a whole number of {least} or more, found {value!r}")
     found = source_of(source, shards, decodes=decode is None)
     names = new_names(inputs, targets)
-    return Stream(found, names, length, buffer=shuffle_buffer, decode=decode, collate=collate)
+    return Stream(found, names, length, shuffle_buffer, decode, collate)
 
 
+@dataclass(eq=False)
 class Stream:
-    """Samples that can only be read one after the other; see :func:`stream`.
+    """Samples that can only be read one after the other: a data set of which the first has an index."""
 
-    It has the form of a data set whose first sample alone can be read by its index.
-    """
+    source: Source
+    names: dict[str, str]
+    length: int | None  # the declared number of samples of an epoch
+    shuffle_buffer: int
+    decode: Callable[[Any], Any] | None
+    collate: Collate | None
+    seen: int | None = None  # the number of samples of the last whole pass
+    notes: tuple[str, ...] = ()  # to be reported to the user
 
-    def __init__(
-        self,
-        source: Source,
-        names: dict[str, str],
-        length: int | None,
-        *,
-        buffer: int,
-        decode: Callable[[Any], Any] | None,
-        collate: Collate | None,
-    ) -> None:
-        self._source, self._names, self.shuffle_buffer = source, names, buffer
-        self._decode, self._collate = decode, collate
-        self.length = length  # the declared number of samples of an epoch
-        self.seen: int | None = None  # that of the last whole pass
-        self.notes: tuple[str, ...] = ()  # to be reported to the user
-        self._columns = NumericColumns(names)
+    def __post_init__(self) -> None:
+        self._columns = NumericColumns(self.names)
         self._first: list[Any] = []
 
     def __len__(self) -> int:
@@ -285,24 +278,24 @@ class Stream:
     @property
     def order_identity(self) -> str:
         """A text that is equal if the order of training is, at one number of workers."""
-        text = " ".join(f"stream {self._source.name} {self._source.identity} {self.shuffle_buffer}".split())
+        text = " ".join(f"stream {self.source.name} {self.source.identity} {self.shuffle_buffer}".split())
         return blake2b(text.encode(), digest_size=8).hexdigest()
 
     @property
     def shards(self) -> int:
         """How many parts can be read apart; 0 if the stream cannot be divided."""
-        return self._source.shards
+        return self.source.shards
 
     def is_dealt(self, workers: int) -> bool:
         """Return whether each of several workers reads shards of its own; otherwise each reads everything."""
-        return 1 < workers <= self._source.shards
+        return 1 < workers <= self.source.shards
 
     def with_collate(self, collate: Collate | None) -> "Stream":
         """Return the stream with a function that makes its batches."""
         if collate is None:
             return self
         found = copy(self)
-        found._collate, found._first, found.notes = collate, [], ()
+        found.collate, found._first, found.notes = collate, [], ()
         return found
 
     def first(self) -> Any:
@@ -317,10 +310,10 @@ class Stream:
 
     def _begin(self) -> Any:
         """Return what the source gives first."""
-        for item in self._source.open(0, None):
+        for item in self.source.open(0, None):
             return item
         raise DataError(
-            f"the stream ({self._source.name}) gave no sample",
+            f"the stream ({self.source.name}) gave no sample",
             "Check its path or filter. What can be passed over only once is given as a function.",
         )
 
@@ -328,44 +321,41 @@ class Stream:
         """Return the samples of an epoch, not decoded; of a part (rank, workers) its shards alone."""
         rank, workers = part or (0, 1)
         shards = None
-        if count := self._source.shards:
+        if count := self.source.shards:
             order = np.arange(count)
             order = permute(order, count, mix(seed, _SHARDS), epoch) if shuffles else order
             shards = order[rank::workers].tolist()
-        items: Iterable[Any] = self._source.open(epoch, shards)
+        items: Iterable[Any] = self.source.open(epoch, shards)
         if not shuffles or not self.shuffle_buffer:
             return iter(items)
         return shuffled(items, self.shuffle_buffer, seed, epoch, rank, workers)
 
     def decoded(self, item: Any) -> Any:
         """Return what the source gave as a sample."""
-        return item if self._decode is None else self._decode(item)
+        return item if self.decode is None else self.decode(item)
 
     def batch_of(self, samples: list[Any]) -> Arrays:
         """Return decoded samples as a batch."""
-        return fetch(_Given(self, samples), np.arange(len(samples)))
+        return fetch(_Batch(lambda _: self.joined(samples)), np.arange(len(samples)))
 
     def joined(self, samples: list[Any]) -> Arrays:
         """Return samples as a batch, by the user's function or stacked."""
-        if self._collate is not None:
-            return collated(self._collate, samples, lambda batch: named(batch, self._names))
+        if self.collate is not None:
+            return collated(self.collate, samples, lambda batch: named(batch, self.names))
         return stack([self._columns.arrays(sample) for sample in samples], np.arange(len(samples)))
 
     def _leave_out(self, sample: Any) -> None:
         """Leave out what holds no numbers, unless the user makes samples or batches."""
-        if self._decode is None and self._collate is None and isinstance(sample, dict):
-            self._columns.learn(sample, f"the first sample of the stream ({self._source.name})")
+        if self.decode is None and self.collate is None and isinstance(sample, dict):
+            self._columns.learn(sample, f"the first sample of the stream ({self.source.name})")
             self.notes = self._columns.notes
 
 
-class _Given:
+@dataclass
+class _Batch:
     """Samples that have been read, as a data set."""
 
-    def __init__(self, of: Stream, samples: list[Any]) -> None:
-        self._of, self._samples = of, samples
-
-    def collated(self, indices: NDArray[np.int64]) -> Arrays:
-        return self._of.joined([self._samples[index] for index in indices])
+    collated: Callable[[NDArray[np.int64]], Arrays]
 
 
 def size_words(dataset: Any) -> str:

@@ -138,7 +138,7 @@ class BuildRequest:
     jobs: int = 0  # number of concurrent compile jobs; 0 chooses by cores and memory
     force: bool = False  # build even if the cache or the environment has the build
     cache_dir: Path | None = None  # the cache; None means the default, `default_cache_folder`
-    check: bool = True  # whether two processes try an all-reduce at the end of the build
+    check: bool = True  # whether it is loaded and tried at the end of the build
 
     def __post_init__(self) -> None:
         for field, choices in _CHOICES.items():

@@ -55,13 +55,12 @@ def run_logged(
     env: Mapping[str, str],
     folder: Path,
     limit_seconds: float,
-    grace_seconds: float = 0,
     on_line: Callable[[str], None] = lambda line: None,
 ) -> int:
     """Run a command, each line of whose output is written to a log; return its exit code.
 
-    At the limit, which is a TimeoutError, or if this process is interrupted, the command has some seconds to
-    end before it and all its descendants are killed.
+    At the limit, which is a TimeoutError, or if this process is interrupted, it and all its descendants are
+    killed.
     """
     timed_out: list[bool] = []
     pipe = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "encoding": "utf-8", "errors": "replace"}
@@ -69,7 +68,7 @@ def run_logged(
 
         def stop() -> None:
             timed_out.append(True)
-            _end_tree(process.pid, grace_seconds)
+            _end_tree(process.pid)
 
         timer = threading.Timer(limit_seconds, stop)
         timer.start()
@@ -81,7 +80,7 @@ def run_logged(
                 on_line(line)
             exit_code = process.wait()
         except BaseException:
-            _end_tree(process.pid, grace_seconds)
+            _end_tree(process.pid)
             raise
         finally:
             timer.cancel()
@@ -91,19 +90,15 @@ def run_logged(
     return exit_code
 
 
-def _end_tree(pid: int, grace_seconds: float) -> None:
-    """End a process and its descendants: SIGTERM to the process, then SIGKILL to all that are left."""
+def _end_tree(pid: int) -> None:
+    """Kill a process and its descendants."""
     with contextlib.suppress(psutil.NoSuchProcess):
         root = psutil.Process(pid)
         tree = [root, *root.children(recursive=True)]
-        root.terminate()
-        _, left = psutil.wait_procs(tree, grace_seconds)
-        with contextlib.suppress(psutil.NoSuchProcess):
-            left += root.children(recursive=True)
-        for process in left:
+        for process in tree:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
-        psutil.wait_procs(left, KILL_SECONDS)
+        psutil.wait_procs(tree, KILL_SECONDS)
 
 
 @dataclass(frozen=True)

@@ -56,9 +56,8 @@ def _load() -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     scikit-learn is not imported: that would take each worker more than a second and 60 MB.
     """
     package = importlib.util.find_spec("sklearn")
-    locations = package.submodule_search_locations if package else None
-    path = Path(next(iter(locations), "")) / "datasets" / "data" / "digits.csv.gz" if locations else None
-    if path is None or not path.is_file():
+    path = Path(package.origin or "").parent / "datasets/data/digits.csv.gz" if package else Path()
+    if not path.is_file():
         raise DataError("the digits are missing: they are a part of scikit-learn", "pip install scikit-learn")
     table = np.loadtxt(path, delimiter=",", dtype=np.float32)
     images = ((table[:, :-1] - 4.9) / 6.0).reshape(-1, 8, 8, 1)

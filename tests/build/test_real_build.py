@@ -82,8 +82,7 @@ def test_the_wheel_works_in_another_environment_without_the_first(tmp_path):
     subprocess.run([*install, EXTRAS, "--no-compile"], check=True)
     said = build(programs, *WITHOUT_THE_FIRST)["said"]
     assert any(line.startswith("Built before") for line in said)
-    for controller in ("MPI", "Gloo"):
-        assert f"Two processes: all-reduce works with PyTorch over {controller}." in said
+    assert "It works with PyTorch." in said
     for controller in ("--mpi", "--gloo"):
         words = ["horovodrun", "-np", "2", controller, "python", "-c", FAILS]
         run(programs, *words, before=WITHOUT_THE_FIRST, exit_code=7)

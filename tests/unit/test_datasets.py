@@ -124,12 +124,6 @@ def test_a_data_set_with_its_own_batch_is_taken_as_it_is():
     assert fetch(own, np.asarray([2, 1]))["inputs"].tolist() == [4.0, 2.0]
 
 
-@pytest.mark.parametrize("given_type", [np.uint8, np.int16, np.int32, np.uint32, np.int64])
-def test_class_numbers_are_int64(given_type):
-    batch = fetch(as_dataset((INPUTS, TARGETS.astype(given_type))), np.asarray([2]))
-    assert (batch["targets"].dtype, batch["targets"].tolist()) == (np.int64, [2])
-
-
 @pytest.mark.parametrize(
     "source", [{"inputs": INPUTS, "targets": TARGETS[:3]}, (INPUTS, TARGETS[:3])], ids=type
 )
@@ -175,9 +169,3 @@ def test_samples_of_unequal_shapes_are_named():
         DataError, match=r"'inputs' of sample 5 has shape \(3,\), that of sample 4 has shape \(2,\)"
     ):
         fetch(dataset, np.asarray([4, 5, 6]))
-
-
-def test_a_sample_without_a_key_of_the_others_is_named():
-    dataset = as_dataset(Indexable(lambda i: {"inputs": 1.0} if i == 5 else {"inputs": 1.0, "mask": 0}))
-    with pytest.raises(DataError, match="'mask' of sample 5 is missing"):
-        fetch(dataset, np.asarray([4, 5]))

@@ -60,23 +60,6 @@ def session_of(tmp_path, sets=None, **fields):
     return session
 
 
-@pytest.mark.parametrize("read_workers", [0, 1])
-def test_each_set_has_its_own_exact_mean_and_the_first_plain_names(tmp_path, read_workers):
-    session = session_of(tmp_path, eval_every=None, read_workers=read_workers)
-    with loop_readers(session):
-        run(session)
-    assert session.services.report.evaluations == [(5, {"loss": 3.0, "noisy/loss": 2.0})]
-    assert session.state.last_eval == {"loss": 3.0, "noisy/loss": 2.0}
-    assert session.manifest().metrics == {"loss": 3.0, "noisy/loss": 2.0}
-
-
-def loop_readers(session):
-    from hvdtrain.data.training_data import readers_for
-
-    session.data.readers = readers_for(session.config, session.data.training, session.data.evaluation)
-    return session.data.readers
-
-
 def test_the_metric_of_a_set_decides_which_checkpoint_is_best_and_when_to_stop(tmp_path):
     losses = [5.0, 3.0, 1.0, 4.0, 0.5, 3.5]  # of validation and noisy in turn: noisy gets worse
     backend = FakeBackend(one_worker(), eval_losses=losses)

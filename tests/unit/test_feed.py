@@ -41,13 +41,6 @@ def test_batches_equal_what_is_fetched_directly(make, plan, rank):
             np.testing.assert_array_equal(array.reshape(direct[name].shape), direct[name])
 
 
-def test_the_last_step_is_padded_with_weight_zero():
-    last = batches(dataset(10), SequentialOrder(10), Shard(BatchPlan(4, 1), 0, 0, 0, 10))[-1]
-    assert last.weights.tolist() == [[1, 1, 0, 0]]
-    assert last.total_weight == 2
-    assert last.arrays["targets"].tolist() == [[8, 9, 8, 8]]  # padding repeats the first of the step
-
-
 def test_a_feed_begins_where_progress_stands():
     plan, order = BatchPlan(4, 1), ShuffledOrder(10, 0)
     whole = batches(dataset(10), order, Shard(plan, 0, 0, 0, 40))

@@ -38,22 +38,6 @@ class Noting:
         return {"inputs": self.make(index)}
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 31, 32, 33, 1000, 10**12])
-def test_probes_hold_the_ends_and_are_spread_evenly(size):
-    found = probe_indices(size)
-    assert found == sorted(set(found))
-    assert len(found) == min(size, 32)
-    assert (found[0], found[-1]) == (0, size - 1)
-    gaps = np.diff(found)
-    assert gaps.size == 0 or gaps.max() - gaps.min() <= 1
-
-
-def test_only_the_probes_are_read_each_once():
-    dataset = Noting(1000)
-    take_fingerprint(as_dataset(dataset))
-    assert sorted(dataset.read) == probe_indices(1000)
-
-
 def test_a_slow_data_set_is_represented_by_fewer_samples():
     dataset = Noting(1000)
     found = take_fingerprint(as_dataset(dataset), seconds=0)

@@ -90,11 +90,6 @@ def refusal(place) -> DataError | None:
     return None
 
 
-@pytest.mark.parametrize("form", TARGETS)
-def test_undamaged_files_are_read(places, form):
-    read_all(places[form])
-
-
 @pytest.mark.filterwarnings("ignore:.*:UserWarning:PIL")
 @pytest.mark.parametrize("form", TARGETS)
 def test_a_damaged_file_is_an_error_that_names_it_or_does_no_harm(places, form):

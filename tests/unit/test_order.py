@@ -50,14 +50,6 @@ def test_a_permutation_holds_every_sample_once(size, seed, epoch):
     assert np.array_equal(np.sort(permute(np.arange(size), size, seed, epoch)), np.arange(size))
 
 
-@given(size=st.integers(30, 500), seed=st.integers(0, 2**62), epoch=st.integers(0, 1000))
-def test_orders_differ_by_epoch_and_by_seed(size, seed, epoch):
-    offsets = np.arange(size)
-    order = permute(offsets, size, seed, epoch).tolist()
-    assert order != permute(offsets, size, seed, epoch + 1).tolist()
-    assert order != permute(offsets, size, seed + 1, epoch).tolist()
-
-
 @given(size=st.integers(1, 50), positions=st.lists(st.integers(0, 500), min_size=1, max_size=20))
 def test_indices_do_not_depend_on_what_is_asked_together(size, positions):
     order = ShuffledOrder(size, seed=3)
@@ -70,14 +62,6 @@ def plans(draw: st.DrawFn) -> BatchPlan:
     workers, accumulate = draw(st.integers(1, 7)), draw(st.integers(1, 4))
     slots = workers * accumulate
     return BatchPlan(draw(st.integers(slots, slots + 60)), workers, accumulate)
-
-
-@given(plan=plans(), data=st.data())
-def test_a_step_deals_every_sample_exactly_once(plan, data):
-    count = data.draw(st.integers(1, plan.global_batch))
-    parts = [plan.part(rank, count) for rank in range(plan.workers)]
-    dealt = np.concatenate([places[real] for places, real in parts])
-    assert sorted(dealt.tolist()) == list(range(count))
 
 
 @given(plan=plans())
@@ -141,23 +125,6 @@ def test_every_epoch_holds_each_sample_once_whatever_the_workers_are(size, seed,
     assert sorted(index for step in steps for index in step) == sorted(list(range(size)) * 3)
 
 
-@given(one=plans(), other=plans(), size=st.integers(1, 40))
-def test_the_same_samples_follow_at_any_worker_count(one, other, size):
-    """A stretch that begins in the middle goes on where the stream of other workers stood."""
-
-    def stream(plan: BatchPlan, first: int, last: int) -> list[int]:
-        shares = [Shard(plan, rank, 0, first, last) for rank in range(plan.workers)]
-        return [
-            position
-            for step in range(shares[0].steps)
-            for position in sorted(
-                np.concatenate([p[w > 0] for p, w, _ in (s.positions(step) for s in shares)]).tolist()
-            )
-        ]
-
-    assert stream(one, 0, size) + stream(other, size, 3 * size) == list(range(3 * size))
-
-
 def test_seeds_of_augmentation_follow_from_seed_epoch_and_index_alone():
     order = ShuffledOrder(10, seed=3)
     positions = np.arange(20)
@@ -201,17 +168,6 @@ def test_samples_of_similar_length_follow_one_another_in_an_order_of_each_epoch(
             {frozenset(batch) for batch in epoch[:320].reshape(-1, 32)} for epoch in np.split(indices, 3)
         ]
         assert not batches[0] & batches[1]
-
-
-def test_orders_of_other_lengths_have_nothing_in_common_and_the_longest_come_first():
-    one, other = (np.random.RandomState(seed).randint(1, 90, 64) for seed in (1, 2))
-    found = [
-        training_order(ordered(lengths, lengths_of), 64, 0).indices(np.arange(64)) for lengths in (one, other)
-    ]
-    assert found[0].tolist() != found[1].tolist()
-    first = other[found[1][:4]]  # a run
-    assert first.tolist() == sorted(first, reverse=True)
-    assert first[0] == other[found[1][:16]].max()  # of the window
 
 
 NUMBERS = [

@@ -69,27 +69,6 @@ def test_an_exception_is_raised_in_its_place_with_the_line_that_raised_it():
     assert_threads_end()
 
 
-def test_closing_waits_for_reads_that_have_begun_and_drops_the_others():
-    begun, finished, both, release = [], [], threading.Semaphore(0), threading.Event()
-
-    def read(index: int) -> int:
-        if index:
-            begun.append(index)
-            both.release()
-            assert release.wait(60)
-            finished.append(index)
-        return index
-
-    results = read_ahead(read, 100, threads=2)
-    next(results)
-    both.acquire()
-    both.acquire()
-    threading.Timer(0.1, release.set).start()
-    results.close()
-    assert sorted(finished) == sorted(begun) == [1, 2]
-    assert_threads_end()
-
-
 def test_a_read_that_hangs_does_not_block_closing():
     release = threading.Event()
 

@@ -124,12 +124,6 @@ def test_dealt_shards_end_at_a_step(last_step):
     assert rest == steps(from_shards, 2, last=10 * SIZE)[last_step : last_step + 5]
 
 
-def test_fewer_shards_than_workers_are_read_by_all():
-    found = steps(lambda: from_shards(SHARDS[:2]), 3, last=43)
-    assert [len(joined([step])) for step in found] == [12, 12, 12, 7]
-    assert sorted(joined(found)) == list(range(43))
-
-
 def test_a_buffer_shuffles_and_holds_no_more_than_its_size():
     taken = []
     items = (taken.append(number) or number for number in range(1000))

@@ -64,7 +64,7 @@ BAD_ROWS = {
     "key": (
         "a.jsonl",
         b'{"txt": "x", "label": 1}\n',
-        "a.jsonl, line 1: has no 'text'; it has 'txt', 'label'",
+        "a.jsonl, line 1: must be an object with 'text' and 'label', found",
     ),
     "type": ("a.jsonl", b'{"text": 5, "label": 1}\n', "line 1: 'text' must be text, found 5"),
 }

@@ -48,8 +48,7 @@ def _open_idx(folder: Path, parts: tuple[str, ...]) -> ArraySource | None:
     pixels, values = read_idx(images, "images"), read_idx(labels, "labels")
     check_shape(images, "byte 4", pixels.shape)
     check_counts(images, labels, (pixels.shape[0], values.shape[0]))
-    where = partial(_place_in_labels, labels)
-    return ArraySource(pixels, values.astype(np.int64), where)
+    return ArraySource(pixels, values.astype(np.int64), partial(_place, labels, 8))
 
 
 def _the_one(folder: Path, parts: tuple[str, ...], what: str) -> Path | None:
@@ -86,24 +85,16 @@ def read_idx(path: Path, what: str) -> NDArray[np.uint8]:
 
 def _shape(header: bytes, path: Path, what: str) -> tuple[int, ...]:
     """Return the shape that a header declares."""
-    axes = (1,) if what == "labels" else (3, 4)
-    if len(header) < 4:
-        raise DataError(f"{path} is truncated: it ends at byte {len(header)}, within the magic number")
-    magic = int.from_bytes(header[:4])
-    expected = [_UNSIGNED_BYTE << 8 | count for count in axes]
-    if magic not in expected:
+    expected = [_UNSIGNED_BYTE << 8 | count for count in ((1,) if what == "labels" else (3, 4))]
+    end = 4 + 4 * header[3] if len(header) > 3 else 4
+    if len(header) < end:
+        raise DataError(f"{path} is truncated: it ends at byte {len(header)}, within its header")
+    if (magic := int.from_bytes(header[:4])) not in expected:
         raise DataError(
             f"{path}, byte 0: the magic number of {what} of unsigned bytes is "
             f"{' or '.join(f'0x{number:08x}' for number in expected)}, found 0x{magic:08x}"
         )
-    end = 4 + 4 * header[3]
-    if len(header) < end:
-        raise DataError(f"{path} is truncated: it ends at byte {len(header)}, within its header")
     return tuple(int.from_bytes(header[place : place + 4]) for place in range(4, end, 4))
-
-
-def _place_in_labels(labels: Path, index: int) -> str:
-    return f"{labels}, byte {8 + index} (sample {index})"
 
 
 # names of images and labels, for training and for evaluation
@@ -148,7 +139,7 @@ def _read_pair(path: Path, archive: Any, names: tuple[str, str]) -> ArraySource:
     if values.ndim != 1:
         raise DataError(f"{path}, {names[1]}: labels must have shape (images,), found {labels.shape}")
     check_counts(path / names[0], path / names[1], (images.shape[0], len(values)))
-    return ArraySource(images, values.astype(np.int64), partial(_place_in_array, path, names[1]))
+    return ArraySource(images, values.astype(np.int64), partial(_place, path, names[1]))
 
 
 def _read_array(path: Path, archive: Any, name: str) -> NDArray[Any]:
@@ -160,5 +151,8 @@ def _read_array(path: Path, archive: Any, name: str) -> NDArray[Any]:
         raise DataError(f"{path}, {name}: cannot be read as an array: {message}") from None
 
 
-def _place_in_array(path: Path, name: str, index: int) -> str:
-    return f"{path}, {name}[{index}]"
+def _place(path: Path, first: int | str, index: int) -> str:
+    """Return where a label lies: of bytes from the first one, or of an array by its name."""
+    if isinstance(first, int):
+        return f"{path}, byte {first + index} (sample {index})"
+    return f"{path}, {first}[{index}]"

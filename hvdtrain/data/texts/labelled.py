@@ -42,14 +42,13 @@ def _jsonl_rows(path: Path, columns: tuple[str, str]) -> Iterator[Row]:
             place = f"line {number}"
             try:
                 found = json.loads(line)
+                values = [found[column] for column in columns]
             except (ValueError, RecursionError) as error:
                 raise DataError(f"{path}, {place}: not JSON: {str(error)[:200]}") from None
-            if not isinstance(found, dict):
-                raise DataError(f"{path}, {place}: must be an object, found {line.strip()[:60]!r}")
-            if missing := [column for column in columns if column not in found]:
-                has = ", ".join(map(repr, list(found)[:20])) or "nothing"
-                raise DataError(f"{path}, {place}: has no {missing[0]!r}; it has {has[:400]}")
-            yield place, *(found[column] for column in columns)
+            except (KeyError, TypeError):
+                rule = f"must be an object with {columns[0]!r} and {columns[1]!r}"
+                raise DataError(f"{path}, {place}: {rule}, found {line.strip()[:200]!r}") from None
+            yield place, *values
 
 
 def _separated_rows(path: Path, columns: tuple[str, str], **options: Any) -> Iterator[Row]:
