@@ -73,6 +73,8 @@ class Pad:
     """Pads samples of unequal lengths along their first axis; a function from samples to a batch."""
 
     def __init__(self, columns: Mapping[str, float], multiple: int | None, longest: int | None) -> None:
+        if not columns:
+            raise DataError("pad needs the columns to pad, such as hvdtrain.pad({'input_ids': 0})")
         for name, value in (("multiple", multiple), ("longest", longest)):
             if value is not None and value < 1:
                 raise DataError(f"pad: {name} must be 1 or more, found {value}")

@@ -167,7 +167,7 @@ def _column(frame: Any, name: Any) -> NDArray[Any]:
     if getattr(column, "ndim", 1) > 1:
         raise DataError(f"a data frame has several columns named {name!r}", "Rename them.")
     array = np.asarray(column.to_numpy())
-    if array.dtype == object and any(isinstance(v, numbers.Number) and v == v for v in array):  # no NaN
+    if array.dtype == object and any(isinstance(v, numbers.Number) and str(v) != "nan" for v in array):
         raise DataError(
             f"the column {name!r} of a data frame mixes numbers with other or missing values, type "
             f"{column.dtype}",

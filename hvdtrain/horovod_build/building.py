@@ -330,11 +330,7 @@ def check_build(plan: Plan, echo: Echo) -> None:
         command = [sys.executable, "-P", "-c", _ALL_REDUCE[name]]  # -P: a folder here may be named horovod
         done = run_limited(command, CHECK_LIMIT_SECONDS, check_environment(plan, os.environ))
         if done.code != 0:
-            how = (
-                f"exit code {done.code}"
-                if done.code is not None
-                else f"not done after {CHECK_LIMIT_SECONDS} s"
-            )
+            how = f"exit code {done.code}" if done.code is not None else "it did not end in time"
             output = _end_of((done.output + done.errors).splitlines(), 15)
             raise HorovodBuildError(
                 f"Horovod was built, but does not work with {TITLES[name]}: {how}. Its output:\n{output}",

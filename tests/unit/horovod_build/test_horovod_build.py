@@ -29,13 +29,13 @@ def test_the_check_is_not_part_of_an_outer_job(the_plan):
     ("script", "fault"),
     [
         ("raise OSError('undefined symbol')", "exit code 1"),
-        ("import time; time.sleep(60)", "not done"),
+        ("import time; time.sleep(60)", "did not end in time"),
     ],
     ids=["fails", "hangs"],
 )
 def test_a_check_that_does_not_work_is_an_error_with_the_output(the_plan, monkeypatch, script, fault):
     monkeypatch.setattr(building, "_ALL_REDUCE", {"torch": script})
-    if fault.startswith("not done"):
+    if fault.startswith("did not end in time"):
         monkeypatch.setattr(building, "CHECK_LIMIT_SECONDS", 1)
     with pytest.raises(HorovodBuildError, match=fault) as error:
         building.check_build(the_plan, lambda line: None)
