@@ -51,6 +51,10 @@ class Fingerprint(BaseModel):
                     raise ValueError(f"{key} has the digest {found[:60]!r}")
         return self
 
+    def at(self, place: int) -> SampleDigests:
+        """Return the digests of one of the samples."""
+        return {key: found for key, digests in self.samples.items() if (found := digests[place]) is not None}
+
     def of_first_sample(self) -> "Fingerprint":
         """Return what it is of the first sample alone."""
         samples = {key: digests[:1] for key, digests in self.samples.items()}
@@ -170,7 +174,7 @@ def first_difference(
 ) -> tuple[int, str] | None:
     """Return index and key of the first sample that differs in two data sets of one size, or None."""
     for place, index in enumerate(probe_indices(one.size)):
-        for key in differing_keys(_at(one, place), _at(other, place)):
+        for key in differing_keys(one.at(place), other.at(place)):
             if key not in ignored:
                 return index, key
     return None
@@ -178,19 +182,14 @@ def first_difference(
 
 def digests_at(fingerprint: Fingerprint, index: int) -> SampleDigests:
     """Return the digests of one of the samples that a fingerprint covers."""
-    return _at(fingerprint, probe_indices(fingerprint.size).index(index))
+    return fingerprint.at(probe_indices(fingerprint.size).index(index))
 
 
 def changing_keys(dataset: Any, fingerprint: Fingerprint, skip: bool = False) -> set[str]:
     """Read a data set's samples again; return the keys that differ from a fingerprint taken before."""
     again = take_fingerprint(dataset, skip)
     places = range(len(probe_indices(again.size)))
-    return {key for place in places for key in differing_keys(_at(fingerprint, place), _at(again, place))}
-
-
-def _at(fingerprint: Fingerprint, place: int) -> SampleDigests:
-    samples = fingerprint.samples
-    return {key: found for key, digests in samples.items() if (found := digests[place]) is not None}
+    return {key for place in places for key in differing_keys(fingerprint.at(place), again.at(place))}
 
 
 def _weighted_sum(values: NDArray[np.float64]) -> float:

@@ -95,27 +95,11 @@ class LocalFetch:
         )
 
 
-@dataclass(frozen=True)
-class RemoteError:
-    """An exception in a form that can be sent to the worker: an error of hvdtrain, or the text of another."""
-
-    kind: type[HvdtrainError] | None  # the class of an error of hvdtrain; None for any other exception
-    problem: str  # its message; for any other exception, with the place that raised it
-    remedy: str  # its remedy; for any other exception, its traceback
-    everywhere: bool = False  # that of ``HvdtrainError``
-
-    @classmethod
-    def from_exception(cls, error: BaseException) -> "RemoteError":
-        """Return an exception in this form; to be called where it is caught."""
-        if isinstance(error, HvdtrainError):
-            return cls(type(error), error.problem, error.remedy, error.everywhere)
-        return cls(None, where_raised(error), "".join(traceback.format_exception(error)))
-
-    def to_exception(self) -> Exception:
-        """Return the exception to raise in the worker."""
-        if self.kind is None:
-            return RaisedInReader(self.problem, self.remedy)
-        return self.kind(self.problem, self.remedy, everywhere=self.everywhere)
+def _portable(error: BaseException) -> Exception:
+    """Return an error of hvdtrain as it is, and any other, which may not be possible to unpickle, as text."""
+    if isinstance(error, HvdtrainError):
+        return error
+    return RaisedInReader(where_raised(error), "".join(traceback.format_exception(error)))
 
 
 def main(connection_number: int, payload_number: int, worker: int, skip: bool) -> None:
@@ -135,7 +119,7 @@ def _serve(connection: Connection, payload_number: int, skip: bool) -> None:
     try:
         datasets = load_payload(payload_number)
     except BaseException as error:
-        send(connection, RemoteError.from_exception(error))
+        send(connection, _portable(error))
         return
     send(connection, None)
     while True:
@@ -144,7 +128,7 @@ def _serve(connection: Connection, payload_number: int, skip: bool) -> None:
         try:
             answer: Any = LocalFetch(datasets[name], skip)(indices, keys)
         except BaseException as error:
-            answer = RemoteError.from_exception(error)
+            answer = _portable(error)
         send(connection, answer)
 
 
@@ -274,8 +258,8 @@ class _Process:
 
     def _receive(self) -> Any:
         answer = receive(self._connection)
-        if isinstance(answer, RemoteError):
-            raise answer.to_exception()
+        if isinstance(answer, Exception):
+            raise answer
         return answer
 
     def _exit_error(self) -> Exception:

@@ -43,6 +43,8 @@ REMEDY = (
     "or build without MPI: python -m hvdtrain build-horovod --mpi none"
 )
 
+_CUDA_REMEDY = "Install a build of it for the other framework's CUDA, or use --gpu none or --frameworks."
+
 _COMPILERS = ("mpicxx", "mpic++", "mpiCC")
 
 # The name and version of each MPI in the output of `mpirun --version`.
@@ -227,41 +229,29 @@ def make_plan(request: BuildRequest) -> Plan:
 
 def _choose_frameworks(request: BuildRequest) -> tuple[dict[str, InstalledFramework], tuple[str, ...]]:
     """Return the frameworks to build for, and a sentence for each that is left out."""
-    named = {"auto": ("torch", "tf"), "both": ("torch", "tf")}.get(request.frameworks, (request.frameworks,))
-    installed = {name: found for name in named if (found := installed_framework(name))}
-    missing = [name for name in named if name not in installed]
-    if missing and (request.frameworks != "auto" or not installed):
-        pip_names = " or ".join(f"pip install {PIP_NAMES[name]}" for name in missing)
-        raise HorovodBuildError(
-            f"Not installed in this environment: {', '.join(TITLES[name] for name in missing)}. "
-            "Horovod is compiled against the framework that it serves.",
-            f"Install it first: {pip_names}",
-        )
-    faults = {name: fault for name, found in installed.items() if any(fault := unsupported(found))}
-    if faults and (request.frameworks != "auto" or len(faults) == len(installed)):
+    chosen: dict[str, InstalledFramework] = {}
+    faults: dict[str, tuple[str, str]] = {}
+    cuda = ""
+    for name in (request.frameworks,) if request.frameworks in TITLES else ("torch", "tf"):
+        found = installed_framework(name)
+        if found is None:
+            faults[name] = (
+                f"Not installed in this environment: {TITLES[name]}.",
+                f"pip install {PIP_NAMES[name]}",
+            )
+        elif any(fault := unsupported(found)):
+            faults[name] = fault
+        elif request.gpu == "nccl" and not found.cuda:
+            faults[name] = f"{found.title} {found.version} was built for CPUs.", _CUDA_REMEDY
+        elif request.gpu == "nccl" and found.cuda_major != (cuda := cuda or found.cuda_major):
+            built = f"was built with CUDA {found.cuda}, not {cuda}."
+            faults[name] = f"{found.title} {found.version} {built}", _CUDA_REMEDY
+        else:
+            chosen[name] = found
+    if faults and (request.frameworks != "auto" or not chosen):
         reasons, remedies = zip(*faults.values(), strict=True)
-        raise HorovodBuildError(" ".join(reasons), "\n".join(remedies))
-    installed = {name: found for name, found in installed.items() if name not in faults}
-    left_out = tuple(f"Left out: {reason} ({remedy})" for reason, remedy in faults.values())
-    if request.gpu == "none":
-        return installed, left_out
-    cuda_major = next((found.cuda_major for found in installed.values() if found.cuda), "")
-    fitting = {
-        name: found for name, found in installed.items() if found.cuda and found.cuda_major == cuda_major
-    }
-    misfits = tuple(
-        f"{found.title} {found.version} is left out: it was built "
-        + (f"with CUDA {found.cuda}, not {cuda_major}." if found.cuda else "for CPUs.")
-        for name, found in installed.items()
-        if name not in fitting
-    )
-    if not fitting or (misfits and request.frameworks != "auto"):
-        raise HorovodBuildError(
-            "--gpu nccl needs frameworks built with one and the same CUDA major version. "
-            + " ".join(misfits),
-            "Install a CUDA build of the framework, name only one with --frameworks, or use --gpu none.",
-        )
-    return fitting, left_out + misfits
+        raise HorovodBuildError(" ".join(reasons), "\n".join(dict.fromkeys(remedies)))
+    return chosen, tuple(f"Left out: {reason} ({remedy})" for reason, remedy in faults.values())
 
 
 def _identity(framework: InstalledFramework | None) -> str:

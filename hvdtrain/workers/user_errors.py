@@ -35,7 +35,7 @@ _LOADER = str(Path(__file__).parents[1] / "task.py")
 class RaisedInReader(Exception):
     """An exception of a data set in a reader process, raised again in its worker."""
 
-    def __init__(self, where: str, traceback_text: str) -> None:
+    def __init__(self, where: str, traceback_text: str = "") -> None:  # as it is unpickled
         super().__init__(where)
         self.where = where
         self.traceback_text = traceback_text

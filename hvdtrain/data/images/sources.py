@@ -41,15 +41,10 @@ class ImageSource(Protocol):
     channels: int  # 1 or 3
 
     def read(self, indices: NDArray[np.int64], size: Size, choose: ChooseBox | None) -> NDArray[np.uint8]:
-        """Return images (len(indices), height, width, channels), resized to a size.
-
-        Of each, the box that ``choose`` returns is cropped; if it is None, the largest centred one.
-        """
-        ...
+        """Return images, of each the box that ``choose`` returns, or the largest centred one, resized."""
 
     def where(self, index: int) -> str:
         """Return the file and the position in it of an image's label, for messages."""
-        ...
 
 
 class ArraySource:
