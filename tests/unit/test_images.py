@@ -6,7 +6,6 @@ from PIL import Image
 from support.image_files import FORMS, digits, in_colour, write, write_folder, write_idx
 
 from hvdtrain.data.datasets import fetch, signature
-from hvdtrain.errors import BadSampleError
 from hvdtrain.tasks.images import Images
 
 COUNT = 200
@@ -86,16 +85,3 @@ def test_images_of_all_kinds_become_colours(tmp_path, image, expected):
     image.save(folder / "class 0" / "zz.png")
     task = Images(path=folder, mean=0, std=1 / 255, eval_fraction=0)
     assert fetch(task.train_data(), np.array([2]))["inputs"][0, 3, 3].round().tolist() == list(expected)
-
-
-def test_an_image_that_cannot_be_read_is_a_bad_sample_by_name(tmp_path):
-    folder = write_folder(tmp_path, IMAGES, LABELS)
-    bad = sorted((folder / "class 0").iterdir())[2]
-    bad.write_bytes(bad.read_bytes()[:60])
-    data = Images(path=folder, eval_fraction=0).train_data()
-    fetch(data, ALL[3:])
-    for index in ([2], ALL):
-        with pytest.raises(BadSampleError, match=f"^{bad} cannot be read: "):
-            fetch(data, np.asarray(index))
-    with pytest.raises(BadSampleError):
-        data[2]

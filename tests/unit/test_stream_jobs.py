@@ -65,15 +65,6 @@ def test_an_evaluation_of_a_stream_is_that_of_the_same_samples_with_an_index(tra
     assert two.samples == 2 * SIZE
 
 
-@pytest.mark.parametrize(("task", "length"), [(Shuffled, {"epochs": 3}), (Undeclared, {"steps": 18})])
-def test_a_resumed_run_has_the_curve_of_an_unbroken_one(train, tmp_path, task, length):
-    fields = {"task_class": task, "batch_size": 10, "log_every": 1, "lr_schedule": "constant", **length}
-    train(**fields, run_dir="whole")
-    train(**{**fields, **({"epochs": 2} if "epochs" in length else {"steps": 11})})
-    train(**fields, resume="auto")
-    assert losses(tmp_path / "run") == losses(tmp_path / "whole")
-
-
 def test_a_stream_that_is_shuffled_otherwise_is_a_change(train):
     train(task_class=Shuffled, epochs=1)
 

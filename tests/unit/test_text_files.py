@@ -37,13 +37,6 @@ def test_every_window_holds_the_characters_that_stand_there(tmp_path, small_part
         ]
 
 
-def test_bytes_are_read_across_files(tmp_path):
-    files = MappedFiles(written(tmp_path, TEXTS))
-    whole = "".join(TEXTS).encode()
-    starts = np.arange(len(whole) - 9)
-    assert [bytes(row) for row in files.read(starts, 10)] == [whole[s : s + 10] for s in starts]
-
-
 def row(length):
     """Give a row of tokens in which token k is k."""
 

@@ -1,7 +1,5 @@
 """Data as people have them: several inputs, frames, text, samples of unequal lengths; what is refused."""
 
-import sys
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -60,17 +58,6 @@ def test_inputs_can_be_a_mapping(source):
     batch = batch_of(source)
     assert sorted(batch) == ["inputs/a", "inputs/b", "targets"]
     np.testing.assert_array_equal(batch["inputs/b"], B[[3, 0]])
-
-
-@pytest.mark.parametrize(
-    "source",
-    [((A, B), Y), {"inputs": (A, B), "targets": Y}, Samples(lambda i: ((A[i], B[i]), Y[i]))],
-    ids=type,
-)
-def test_inputs_can_be_a_tuple(source):
-    batch = batch_of(source)
-    assert sorted(batch) == ["inputs/0", "inputs/1", "targets"]
-    np.testing.assert_array_equal(batch["inputs/1"], B[[3, 0]])
 
 
 def test_a_data_set_can_nest_its_own_batches():
@@ -253,22 +240,6 @@ def test_bad_samples_of_a_collated_data_set_are_replaced():
     assert arrays["ids"].shape == (3, 8)
     assert arrays["labels"].tolist() == [0, 2, 3]
     assert [(sample.index, sample.replacement_index) for sample in bad] == [(1, 2)]
-
-
-def test_a_frame_of_polars_is_read_by_its_columns(monkeypatch):
-    class Series:
-        def __init__(self, values: Any) -> None:
-            self.values, self.dtype = np.asarray(values), "Int64"
-
-        def to_numpy(self) -> np.ndarray:
-            return self.values
-
-    columns = {"age": Series(B[:, 0]), "name": Series(np.asarray(list("abcde"), object))}
-    polars = ModuleType("polars")
-    monkeypatch.setitem(sys.modules, "polars", polars)
-    members = {"columns": list(columns), "__getitem__": lambda self, name: columns[name]}
-    dataset = as_dataset(class_of("polars", "DataFrame", **members))
-    assert signature(dataset, "data") == {"age": "float32[]"}
 
 
 @pytest.mark.parametrize(
