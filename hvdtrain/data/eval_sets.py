@@ -55,9 +55,6 @@ class EvalSets(Mapping[str, Any]):
         """Return the number of sets."""
         return len(self._sets)
 
-    def __repr__(self) -> str:
-        return f"EvalSets({', '.join(self._sets)})"
-
 
 def sets_of(eval_data: Any) -> dict[str, Any]:
     """Return evaluation data as sets by name."""

@@ -33,8 +33,8 @@ from hvdtrain.storage.files import cache_folder
 _AT_ONCE = 8  # tars that are read at the same time
 _NO_INDEX = "An index needs tars that are whole and not compressed: decompress them with gunzip."
 
-# the tar, the name of a sample, and one of its files -> what a record has of it
-_Take = Callable[[TarFile, str, TarInfo], Any]
+# the tar, the name of a sample, and kind and member of one of its files -> what a record has of it
+_Take = Callable[[TarFile, str, str, TarInfo], Any]
 
 
 class _Member(tarfile.TarInfo):
@@ -52,11 +52,6 @@ class _Member(tarfile.TarInfo):
             raise tarfile.ReadError(f"no header at byte {at:,}: {error}") from None
 
 
-def _kind_of(member: TarInfo) -> str:
-    """Return what follows the first dot in the name of a file."""
-    return member.name.rpartition("/")[2].partition(".")[2].lower()
-
-
 def _records(path: str, file: BinaryIO, mode: Literal["r:", "r|*"], take: _Take) -> Iterator[dict[str, Any]]:
     """Yield the samples of a tar: their names under "__key__", and what is taken of their files by kind.
 
@@ -67,15 +62,15 @@ def _records(path: str, file: BinaryIO, mode: Literal["r:", "r|*"], take: _Take)
         with tarfile.open(fileobj=file, mode=mode, tarinfo=_Member) as tar:
             for member in tar:
                 folder, slash, base = member.name.rpartition("/")
-                stem, dot, _ = base.partition(".")
+                stem, dot, kind = base.partition(".")
                 if member.isreg() and dot and stem:
-                    key, kind = f"{folder}{slash}{stem}", _kind_of(member)
+                    key, kind = f"{folder}{slash}{stem}", kind.lower()
                     if record and record["__key__"] != key:
                         yield record
                         record = {}
                     if kind in record:
                         raise DataError(f"{path}: sample {key} has two files .{kind}")
-                    record |= {"__key__": key, kind: take(tar, key, member)}
+                    record |= {"__key__": key, kind: take(tar, key, kind, member)}
                 tar.members.clear()  # type: ignore[attr-defined]  # it keeps every header otherwise
     except (tarfile.TarError, EOFError, OSError, zlib.error) as error:
         what, remedy = ("an uncompressed tar", _NO_INDEX) if mode == "r:" else ("a tar", "")
@@ -87,8 +82,8 @@ def _records(path: str, file: BinaryIO, mode: Literal["r:", "r|*"], take: _Take)
 def _contents(path: str, decodes: bool) -> _Take:
     """Return a function that reads a file of a sample."""
 
-    def take(tar: TarFile, key: str, member: TarInfo) -> Any:
-        data, kind = cast(BinaryIO, tar.extractfile(member)).read(), _kind_of(member)
+    def take(tar: TarFile, key: str, kind: str, member: TarInfo) -> Any:
+        data = cast(BinaryIO, tar.extractfile(member)).read()
         return decode_file(kind, data, f"sample {key} of {path}") if decodes else data
 
     return take
@@ -108,7 +103,7 @@ def scan(path: str) -> _Index:
     """Read a tar's headers and return where its samples lie."""
     spans, kinds = [], []
     with open_file(path) as file:
-        for record in _records(path, file, "r:", lambda tar, _, member: (member.offset, tar.offset)):
+        for record in _records(path, file, "r:", lambda tar, _, __, member: (member.offset, tar.offset)):
             del record["__key__"]
             places = list(record.values())
             spans.append((places[0][0], places[-1][1]))

@@ -176,11 +176,8 @@ def _find_nccl(cuda_home: Path) -> tuple[Path, Path]:
     homes += [cuda_home, Path("/usr")]
     for home in homes:
         header = home / "include" / "nccl.h"
-        libraries = [
-            *home.glob("lib/libnccl.so*"),
-            *home.glob("lib64/libnccl.so*"),
-            *home.glob("lib/*-linux-gnu/libnccl.so*"),
-        ]
+        patterns = ("lib", "lib64", "lib/*-linux-gnu")
+        libraries = [found for pattern in patterns for found in home.glob(f"{pattern}/libnccl.so*")]
         if header.is_file() and libraries:
             return header.parent, min(libraries)
     raise HorovodBuildError(

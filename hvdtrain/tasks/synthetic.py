@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from hvdtrain.errors import DataError, TaskError
+from hvdtrain.errors import DataError
 from hvdtrain.models import bert, choose, gpt
 from hvdtrain.models.choose import BuiltIn
 from hvdtrain.task import Arrays
@@ -157,7 +157,7 @@ task = Synthetic
 
 
 def _image_shape(shape: Any) -> tuple[int, int, int]:
-    if not isinstance(shape, list | tuple) or len(shape) != 3:
-        raise TaskError(f"task_options.shape must be height, width and channels, found {shape!r}")
+    if len(options.listed("shape", shape)) != 3:
+        raise options.wrong("shape", "height, width and channels", shape)
     height, width, channels = (options.whole("shape", side, 1) for side in shape)
     return height, width, channels
