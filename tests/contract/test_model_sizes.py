@@ -17,7 +17,6 @@ COUNTS = [
     (resnet, IMAGENET | {"depth": 50}, 25_557_032),
     (gpt, GPT2_SMALL, 124_439_808),
     (bert, BERT_BASE | {"classes": 2}, BERT + 2 * 768 + 2),
-    (bert, BERT_BASE, BERT + 2 * 768 + 30522),
 ]
 
 

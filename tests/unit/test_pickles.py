@@ -14,7 +14,7 @@ from hvdtrain.data.readers import Readers
 PACKAGE = Path(hvdtrain.__file__).parent
 SERIALIZERS = {"pickle", "cloudpickle", "dill", "marshal", "shelve", "copyreg", "joblib", "multiprocessing"}
 # a worker and its readers; launch() and its workers, with the job's key; the class of torch.load's error
-ALLOWED = {"data/serialization.py", "jobs/launch.py"}
+ALLOWED = {"data/serialization.py", "data/readers.py", "jobs/launch.py"}
 ALLOWED |= {"backends/torch/export.py"}
 ALLOWED |= {"host/start_reports.py"}  # multiprocessing's Finalize and parent_process, which read nothing
 # Horovod's functions that unpickle what another worker sends
