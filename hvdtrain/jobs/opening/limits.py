@@ -9,7 +9,6 @@ from hvdtrain.backends.records import OwnRates
 from hvdtrain.config import Config
 from hvdtrain.config.values import senders
 from hvdtrain.data.eval_sets import TRAINING_DATA, metric_prefixes, set_words, sets_of
-from hvdtrain.data.readers import LocalFetch
 from hvdtrain.early_stopping import SEPARATOR
 from hvdtrain.errors import ConfigError, TaskError
 from hvdtrain.host.frameworks import FRAMEWORKS
