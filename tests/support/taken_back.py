@@ -26,7 +26,7 @@ def masks():
     """Take back that masks reach the loss."""
     from hvdtrain.backends.tensorflow.objective import losses
 
-    losses.mask_of = lambda outputs: None
+    object.__setattr__(losses.LOSSES, "mask_of", lambda outputs: None)
 
 
 # the mend: the task, the framework, the row that differs first, the first tensor and step, and the cause

@@ -59,7 +59,7 @@ OWN_NAMES = {
     "tensorflow/state/layouts.py": {"role", "portable_shape", "children"},
     # PyTorch's tensors carry no masks
     "tensorflow/objective/losses.py": {
-        *("mask_of", "with_mask", "is_masked", "shaped_like", "masks_beside", "masks_within"),
+        *("mask_of", "with_mask", "is_masked", "masks_beside", "masks_within"),
     },
 }
 Functions = dict[str, ast.FunctionDef]

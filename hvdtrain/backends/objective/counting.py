@@ -87,42 +87,6 @@ def _class_weights(given: Any) -> tuple[float, ...]:
     return tuple(weight * len(found) / sum(found) for weight in found)
 
 
-def check_weights_fit(name: str, weights: tuple[int | None, ...], targets: tuple[int | None, ...]) -> None:
-    """Check that a batch's ``weights`` are per sample or per target."""
-    if weights not in (targets[:1], targets):
-        raise TaskError(
-            f"{name} takes batch['weights'] per sample, {targets[:1]}, or per target, {targets}; "
-            f"found shape {weights}",
-            "Give the samples weights of one of these shapes, or name the key differently.",
-        )
-
-
-def check_class_weights(weights: Sequence[float], classes: int, soft: bool) -> None:
-    """Check that there is a weight for each class of the outputs, and that targets are class numbers."""
-    if soft:
-        raise TaskError(
-            "class_weights takes class numbers as targets; found a probability for each class",
-            "Leave class_weights out, or return hvdtrain.Weighted(losses, weights) from the task's loss.",
-        )
-    if len(weights) != classes:
-        raise TaskError(
-            f"class_weights has {len(weights)} numbers; the model's outputs have {classes} classes",
-            "Give class_weights one number for each class.",
-        )
-
-
-def check_weighted(
-    name: str, values: tuple[int | None, ...], weights: tuple[int | None, ...], samples: int | None
-) -> None:
-    """Check that a loss or metric that is Weighted has a value and a weight per sample, or one of each."""
-    if values != weights or values not in ((), (samples,)):
-        raise TaskError(
-            f"{name} is Weighted: values and weights must both have the shape ({samples},), or be one number "
-            f"each; found {values} and {weights}",
-            "Give a value and a weight for each sample, or the batch's mean and what it is a mean over.",
-        )
-
-
 def sample_values(names: Sequence[str], weighted: Sequence[str], rows: Any, weights: Any) -> dict[str, Any]:
     """Return name to array (samples,), whose plain mean over the samples is the mean over what counts.
 

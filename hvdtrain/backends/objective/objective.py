@@ -143,16 +143,6 @@ def has_own_values(task: Any, framework: str) -> bool:
     return any(callable(m) and not is_stateful(m) for m in getattr(task, "metrics", {}).values())
 
 
-def check_per_sample(name: str, shape: tuple[int | None, ...], samples: int | None) -> None:
-    """Check that a loss or metric gave one value per sample."""
-    if tuple(shape) != (samples,):
-        raise TaskError(
-            f"{name} must give one value per sample, shape ({samples},); found shape {tuple(shape)}",
-            "Take the mean over all axes but the first, and no mean over samples. "
-            "If it is the mean of a batch, give hvdtrain.Weighted(mean, number of rows or tokens).",
-        )
-
-
 def check_free(name: str, metrics: Container[str]) -> None:
     """Check that the task has no metric of a name that hvdtrain logs for some models."""
     if name in metrics:
@@ -160,19 +150,6 @@ def check_free(name: str, metrics: Container[str]) -> None:
             f"the task has a metric {name!r}; hvdtrain logs the model's own losses under this name",
             "Give the metric another name.",
         )
-
-
-def shape_of(name: str, value: Any) -> tuple[int, ...]:
-    """Return the shape of what a loss or metric gave."""
-    if not hasattr(value, "shape"):
-        remedy = "Return a tensor of shape (samples,), without a mean over the samples."
-        if not name.startswith("the loss"):
-            remedy += (
-                " What a sample alone does not have, such as F1, is a metric of the whole evaluation: its "
-                "name ('f1', 'auc', ...), hvdtrain.SumMetric or hvdtrain.GatheredMetric."
-            )
-        raise TaskError(f"{name} must give one value per sample, found a {type(value).__name__}", remedy)
-    return tuple(value.shape)
 
 
 def _kinds_of(returned: Any) -> str:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from hvdtrain.backends.objective.counting import Weighted
 from hvdtrain.backends.objective.evaluation_metrics import EvaluationMetrics, Seen
+from hvdtrain.backends.objective.losses import Values, check_values
 from hvdtrain.backends.objective.objective import (
     REGULARIZATION_LOSS,
     Objective,
@@ -36,8 +37,6 @@ from hvdtrain.backends.tensorflow.functions import (
 from hvdtrain.backends.tensorflow.objective.gathering import Gathering
 from hvdtrain.backends.tensorflow.objective.losses import (
     NAMED,
-    Values,
-    check_values,
     masks_beside,
     masks_within,
     weigh,

@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 
 from hvdtrain.backends.objective.counting import Weighted
 from hvdtrain.backends.objective.evaluation_metrics import EvaluationMetrics
+from hvdtrain.backends.objective.losses import Values, check_values
 from hvdtrain.backends.objective.objective import Objective, has_own_values, make_objective, mixed
 from hvdtrain.backends.portable.names import Renaming
 from hvdtrain.backends.reduction.local_steps import LoneWorker
@@ -19,7 +20,7 @@ from hvdtrain.backends.step_metrics import NO_SIGNALS, NUMBERS_AFTER_SUMS, Parti
 from hvdtrain.backends.torch.activations import apply_activation_checkpointing
 from hvdtrain.backends.torch.batches import BatchMaker, TorchBatch, TorchPending
 from hvdtrain.backends.torch.objective.gathering import Gathering
-from hvdtrain.backends.torch.objective.losses import NAMED, Values, check_values, weigh
+from hvdtrain.backends.torch.objective.losses import NAMED, weigh
 from hvdtrain.backends.torch.objective.metric_objects import FUNCTIONS
 from hvdtrain.backends.torch.precision import autocast, cast_outputs_to_fp32, float_bits_of
 from hvdtrain.backends.torch.program import CALLS

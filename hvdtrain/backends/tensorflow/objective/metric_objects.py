@@ -15,7 +15,7 @@ from hvdtrain.backends.objective.logits import class_axis_of
 from hvdtrain.backends.objective.metric_objects import in_call_order, is_same_but_units
 from hvdtrain.backends.objective.named_metrics import MetricFunctions
 from hvdtrain.backends.objective.stateful_metrics import Collectives
-from hvdtrain.backends.tensorflow.objective.losses import classes_last, mask_of, with_mask
+from hvdtrain.backends.tensorflow.objective.losses import LOSSES, mask_of, with_mask
 from hvdtrain.backends.tensorflow.program import to_numpy
 
 Tensor = Any
@@ -160,7 +160,7 @@ FUNCTIONS = MetricFunctions(
     "tf",
     as_array,
     FedObject,
-    classes_last,
-    argmax=partial(tf.argmax, axis=-1),
+    LOSSES.classes_last,
+    argmax=LOSSES.largest,
     mask_of=mask_of,
 )

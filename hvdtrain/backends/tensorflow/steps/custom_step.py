@@ -20,6 +20,7 @@ from hvdtrain.backends.custom_step import (
     stepped_alone,
 )
 from hvdtrain.backends.objective.counting import Weighted
+from hvdtrain.backends.objective.losses import check_values
 from hvdtrain.backends.step_metrics import PendingVector
 from hvdtrain.backends.tensorflow.batches import TensorFlowBatch, TensorFlowPending
 from hvdtrain.backends.tensorflow.functions import (
@@ -31,7 +32,6 @@ from hvdtrain.backends.tensorflow.functions import (
     normalized,
     of_counted,
 )
-from hvdtrain.backends.tensorflow.objective.losses import check_values
 from hvdtrain.backends.tensorflow.precision import check_scaled, own_scale, scaled, unscaled
 from hvdtrain.backends.tensorflow.probes import values_of_first
 from hvdtrain.backends.tensorflow.steps.parts import Parts

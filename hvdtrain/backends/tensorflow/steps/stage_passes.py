@@ -8,12 +8,13 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from hvdtrain.backends.objective.losses import Values
 from hvdtrain.backends.pipeline.checks import check_outputs, uses_another_stage
 from hvdtrain.backends.pipeline.messages import Bytes, Message, SentTensor
 from hvdtrain.backends.pipeline.pipeline import Call, StagePassesBase
 from hvdtrain.backends.pipeline.stage_step import Form
 from hvdtrain.backends.tensorflow.functions import phase_of_layers, run_compiled
-from hvdtrain.backends.tensorflow.objective.losses import Values, masks_within
+from hvdtrain.backends.tensorflow.objective.losses import masks_within
 from hvdtrain.backends.tensorflow.precision import cast_outputs_to_fp32
 from hvdtrain.backends.tensorflow.probes import state_kept
 from hvdtrain.backends.tensorflow.state.model_state import ModelState

@@ -14,7 +14,7 @@ from hvdtrain.backends.objective.logits import class_axis_of
 from hvdtrain.backends.objective.metric_objects import in_call_order, is_same_but_units
 from hvdtrain.backends.objective.named_metrics import MetricFunctions
 from hvdtrain.backends.objective.stateful_metrics import Collectives
-from hvdtrain.backends.torch.objective.losses import classes_last
+from hvdtrain.backends.torch.objective.losses import LOSSES
 from hvdtrain.backends.torch.state.tensors import as_array as to_numpy
 from hvdtrain.data.naming import has_class
 
@@ -101,7 +101,7 @@ FUNCTIONS = MetricFunctions(
     "torch",
     as_array,
     FedObject,
-    classes_last,
-    argmax=lambda outputs: outputs.argmax(-1),
-    mask_of=lambda outputs: None,
+    LOSSES.classes_last,
+    argmax=LOSSES.largest,
+    mask_of=LOSSES.mask_of,
 )

@@ -17,10 +17,11 @@ from hvdtrain.backends.custom_step import (
     own_step_of,
     stepped_alone,
 )
+from hvdtrain.backends.objective.losses import check_values
 from hvdtrain.backends.reduction import GradientReducer
 from hvdtrain.backends.step_metrics import PendingVector
 from hvdtrain.backends.torch.batches import TorchBatch, TorchPending
-from hvdtrain.backends.torch.objective.losses import check_values, weigh
+from hvdtrain.backends.torch.objective.losses import weigh
 from hvdtrain.backends.torch.precision import autocast
 from hvdtrain.backends.torch.probes import values_of_first
 from hvdtrain.backends.torch.steps.parts import Parts

@@ -1,0 +1,233 @@
+"""Losses and metrics by name, described once; a framework's ``objective/losses.py`` has their operations.
+
+Each takes (outputs, batch) and gives one value per sample, or values and weights per sample if targets can
+be left out or have weights. Classes stand on the last axis of outputs, or on axis 1; values of a sequence or
+an image are averaged within the sample, over the targets that count.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from hvdtrain.backends.objective.counting import OF_METRICS, Counting, Weighted
+from hvdtrain.backends.objective.logits import check_class_numbers, check_comparable, class_axis_of
+from hvdtrain.errors import TaskError
+
+Tensor = Any
+Batch = Mapping[str, Tensor]
+PerSample = Any  # a tensor (samples,), or Weighted
+
+
+class Values(NamedTuple):
+    """What an objective gave for the samples of one micro-batch."""
+
+    losses: Tensor  # (samples,), fp32 or fp64, with gradient
+    loss_weights: Tensor | None  # (samples,), without gradient; None if the loss has no weights of its own
+    # (numbers, samples): for each name the values, times their weights; then the weights of each name that
+    # has some. Their sums, weighted by sample, are reduced
+    rows: Tensor
+
+
+@dataclass(frozen=True)
+class NamedLosses:
+    """The named losses and metrics over a framework's operations."""
+
+    rank: Callable[[Tensor], Any]  # returns the number of axes
+    floats: Callable[[Tensor], Tensor]  # casts to float32
+    is_floating: Callable[[Tensor], bool]
+    largest: Callable[[Tensor], Tensor]  # returns where the largest number of the last axis is
+    mask_of: Callable[[Tensor], Tensor | None]  # returns the mask of outputs, if they have one
+    moved_last: Callable[[Tensor, int], Tensor]  # moves an axis to the end
+    squeezed: Callable[[Tensor], Tensor]  # takes away the last axis, of length 1
+    # gives outputs the targets' shape, and targets their type
+    aligned: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+    expanded: Callable[[Tensor, int], Tensor]  # adds axes of length 1 at the end
+    with_zeros: Callable[[Tensor, Tensor], Tensor]  # returns class numbers, 0 for those that do not count
+    looked_up: Callable[[tuple[float, ...], Tensor], Tensor]  # returns the weight of each class number
+    # (outputs, targets, those of them that count, ignore_index, label_smoothing)
+    entropies: Callable[[Tensor, Tensor, Tensor, int, float], Tensor]
+    compared: Callable[[str, Tensor, Tensor], Tensor]  # returns a named loss or metric of each output
+    is_largest: Callable[[Tensor, Tensor], Tensor]  # of the logits of class numbers
+    is_in_top5: Callable[[Tensor, Tensor], Tensor]
+    # returns the mean within each sample; if there are weights, the weighted one with its weight, a sum over
+    # axis 1, so that it does not depend on how far a batch is padded
+    means: Callable[[Tensor, Tensor | None], PerSample]
+
+    @property
+    def table(self) -> dict[str, Callable[..., PerSample]]:
+        """The functions by name."""
+        compared = ("binary_cross_entropy", "mse", "mae", "binary_accuracy")
+        return {
+            "cross_entropy": self.cross_entropy,
+            **{name: partial(self._compared, name) for name in compared},
+            **{name: partial(self._ranked, name) for name in ("accuracy", "top5_accuracy")},
+        }
+
+    def cross_entropy(
+        self,
+        outputs: Tensor,
+        batch: Batch,
+        label_smoothing: float = 0.0,
+        counting: Counting = OF_METRICS,
+        class_axis: int | None = None,
+    ) -> PerSample:
+        """Cross-entropy of logits (batch, ..., classes) with class numbers (batch, ...) or probabilities.
+
+        The target is (1 - label_smoothing) * onehot + label_smoothing / classes. What a target's class weighs
+        applies to the whole of its loss.
+        """
+        mask = self.mask_of(outputs)
+        outputs, targets = self.classes_last("cross_entropy", outputs, batch["targets"], class_axis)
+        counted = self._counted(targets, counting, self._is_soft(outputs, targets))
+        classes = targets if counted is None else self.with_zeros(targets, counted)
+        losses = self.entropies(outputs, targets, classes, counting.ignore_index, label_smoothing)
+        weights = _product(counted, self._shaped_like(losses, mask))
+        if counting.class_weights is not None:
+            _check_class_weights(len(counting.class_weights), outputs, self._is_soft(outputs, targets))
+            weights = _product(weights, self.looked_up(counting.class_weights, classes))
+        return self.means(losses, _product(weights, self._of_batch("cross_entropy", losses, batch, counting)))
+
+    def classes_last(
+        self, name: str, outputs: Tensor, targets: Tensor, class_axis: int | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return logits with the classes last, and targets (batch, ...) or, soft, of their shape."""
+        rank, of_targets = self.rank(outputs), self.rank(targets)
+        if rank is None or (rank == 2 and of_targets == 1 and outputs.shape[1] != 1):
+            return outputs, targets
+        axis = class_axis_of(name, tuple(outputs.shape), tuple(targets.shape), class_axis)
+        if rank == of_targets and outputs.shape == targets.shape:
+            check_class_numbers(name, self.is_floating(targets), tuple(targets.shape))
+            return self.moved_last(outputs, axis), self.moved_last(targets, axis)
+        return self.moved_last(outputs, axis), targets if of_targets < rank else self.squeezed(targets)
+
+    def _compared(
+        self, name: str, outputs: Tensor, batch: Batch, counting: Counting = OF_METRICS
+    ) -> PerSample:
+        """Return what compares each output with a target."""
+        mask, targets = self.mask_of(outputs), batch["targets"]
+        check_comparable(name, tuple(outputs.shape), tuple(targets.shape))
+        outputs, targets = self.aligned(outputs, targets)
+        weights = self._shaped_like(targets, mask)
+        if name != "binary_accuracy":
+            weights = _product(weights, self._of_batch(name, targets, batch, counting))
+        counted = self._counted(targets, counting) if name.startswith("binary") else None
+        return self.means(self.compared(name, outputs, targets), _product(counted, weights))
+
+    def _ranked(
+        self,
+        name: str,
+        outputs: Tensor,
+        batch: Batch,
+        counting: Counting = OF_METRICS,
+        class_axis: int | None = None,
+    ) -> PerSample:
+        """Return whether the target's logit is the largest, or among the five largest."""
+        mask = self.mask_of(outputs)
+        outputs, targets = self.classes_last(name, outputs, batch["targets"], class_axis)
+        soft = self._is_soft(outputs, targets)
+        counted = self._counted(targets, counting, soft)
+        targets = self.largest(targets) if soft else targets
+        if name == "accuracy":
+            right = self.is_largest(outputs, targets)
+        else:
+            right = self.is_in_top5(
+                outputs, targets if counted is None else self.with_zeros(targets, counted)
+            )
+        return self.means(self.floats(right), _product(counted, self._shaped_like(targets, mask)))
+
+    def _is_soft(self, outputs: Tensor, targets: Tensor) -> bool:
+        """Return whether targets are a probability for each class."""
+        return bool(self.rank(targets) == self.rank(outputs))
+
+    def _counted(self, targets: Tensor, counting: Counting, soft: bool = False) -> Tensor | None:
+        """Return 1 for each target that counts and 0 for others; None if all of them do."""
+        if soft or (self.rank(targets) == 1 and not counting.of_samples):
+            return None
+        return self.floats(targets != counting.ignore_index)
+
+    def _of_batch(self, name: str, targets: Tensor, batch: Batch, counting: Counting) -> Tensor | None:
+        """Return the weights that a batch has, of the targets' rank; None if it has none."""
+        if not (counting.batch_weights and "weights" in batch):
+            return None
+        weights, shape = tuple(batch["weights"].shape), tuple(targets.shape)
+        if weights not in (shape[:1], shape):
+            raise TaskError(
+                f"{name} takes batch['weights'] per sample, {shape[:1]}, or per target, {shape}; "
+                f"found shape {weights}",
+                "Give the samples weights of one of these shapes, or name the key differently.",
+            )
+        return self._shaped_like(targets, batch["weights"])
+
+    def _shaped_like(self, targets: Tensor, weights: Tensor | None) -> Tensor | None:
+        """Return weights as floats of the targets' rank; None if there are none."""
+        if weights is None:
+            return None
+        return self.expanded(self.floats(weights), self.rank(targets) - self.rank(weights))
+
+
+def _product(one: Tensor | None, other: Tensor | None) -> Tensor | None:
+    """Return the product of weights; None stands for weights that are all 1."""
+    if one is None or other is None:
+        return other if one is None else one
+    return one * other
+
+
+def _check_class_weights(given: int, outputs: Tensor, soft: bool) -> None:
+    """Check that there is a weight for each class of the outputs, and that targets are class numbers."""
+    if soft:
+        raise TaskError(
+            "class_weights takes class numbers as targets; found a probability for each class",
+            "Leave class_weights out, or return hvdtrain.Weighted(losses, weights) from the task's loss.",
+        )
+    if given != outputs.shape[-1]:
+        raise TaskError(
+            f"class_weights has {given} numbers; the model's outputs have {outputs.shape[-1]} classes",
+            "Give class_weights one number for each class.",
+        )
+
+
+def check_values(given: Mapping[str, Any], samples: int | None) -> None:
+    """Check the shapes of a loss, the first, and of metrics."""
+    for index, (name, value) in enumerate(given.items()):
+        what = name if index else "the loss"
+        if not isinstance(value, Weighted):
+            check_per_sample(what, shape_of(what, value), samples)
+            continue
+        values, weights = (tuple(np.shape(part)) for part in value)
+        if values != weights or values not in ((), (samples,)):
+            raise TaskError(
+                f"{what} is Weighted: values and weights must both have the shape ({samples},), or be one "
+                f"number each; found {values} and {weights}",
+                "Give a value and a weight for each sample, or the batch's mean and what it is a mean over.",
+            )
+        if not index and getattr(value.weights, "requires_grad", False):
+            raise TaskError(
+                f"the weights of {what} depend on the model's parameters; no gradient flows through weights",
+                "Give weights.detach(), or multiply the values and return them without Weighted.",
+            )
+
+
+def check_per_sample(name: str, shape: tuple[int | None, ...], samples: int | None) -> None:
+    """Check that a loss or metric gave one value per sample."""
+    if tuple(shape) != (samples,):
+        raise TaskError(
+            f"{name} must give one value per sample, shape ({samples},); found shape {tuple(shape)}",
+            "Take the mean over all axes but the first, and no mean over samples. "
+            "If it is the mean of a batch, give hvdtrain.Weighted(mean, number of rows or tokens).",
+        )
+
+
+def shape_of(name: str, value: Any) -> tuple[int, ...]:
+    """Return the shape of what a loss or metric gave."""
+    if not hasattr(value, "shape"):
+        remedy = "Return a tensor of shape (samples,), without a mean over the samples."
+        if not name.startswith("the loss"):
+            remedy += (
+                " What a sample alone does not have, such as F1, is a metric of the whole evaluation: its "
+                "name ('f1', 'auc', ...), hvdtrain.SumMetric or hvdtrain.GatheredMetric."
+            )
+        raise TaskError(f"{name} must give one value per sample, found a {type(value).__name__}", remedy)
+    return tuple(value.shape)
