@@ -373,14 +373,10 @@ def _check(callback: Any) -> None:
         name = callback.__name__
         raise TaskError(f"callback {name} is a class, not an object", f"Write {name}() in the list.")
     if not any(callable(getattr(callback, hook, None)) for hook in (*HOOKS, SHOULD_STOP)):
-        if any(kind.__module__.startswith("keras.") for kind in type(callback).__mro__):
-            raise TaskError(
-                f"callback {name_of(callback)} is one of Keras's, whose methods are not called",
-                "`hvdtrain docs coming-from` has options that do the same; see `hvdtrain docs callbacks`.",
-            )
         raise TaskError(
             f"callback {name_of(callback)} has none of the methods that are called",
-            f"They are {', '.join(HOOKS)}; `hvdtrain docs callbacks` describes them.",
+            f"They are {', '.join(HOOKS)}; `hvdtrain docs callbacks` describes them, and what stands for the "
+            "callbacks of Keras.",
         )
     for name in dir(callback):
         close = difflib.get_close_matches(name, HOOKS, n=1, cutoff=0.8)

@@ -39,11 +39,7 @@ class LoopHook:
         """Collective. Called before the batch of a step is read, also if no such step follows."""
 
     def on_batch(self, batch: Any) -> None:
-        """Local. Called just before a step.
-
-        Args:
-            batch: what the step is done with; it has its step, counted from 0, and its samples.
-        """
+        """Local. Called just before a step."""
 
     def after_steps(self, step: int) -> None:
         """Collective. Called when no step follows the last one, which was ``step``."""
@@ -83,6 +79,15 @@ def _calling_each(method: str) -> Callable[..., None]:
     return call
 
 
+def _joining_each(method: str) -> Callable[..., dict[str, float]]:
+    """Return a method of ``LoopHooks`` that joins what this one of each hook returns."""
+
+    def call(self: "LoopHooks", *arguments: Any) -> dict[str, float]:
+        return {name: one for hook in self.hooks for name, one in getattr(hook, method)(*arguments).items()}
+
+    return call
+
+
 class LoopHooks(LoopHook):
     """Hooks of the loop as one, which calls them in the order of their list."""
 
@@ -95,13 +100,7 @@ class LoopHooks(LoopHook):
         ("on_workers", "before_step", "on_batch", "after_steps", "on_phase", "after_pause", "take"),
     )
 
-    def measure(self, step: int) -> dict[str, float]:
-        """Local. Return what all of them return."""
-        return {name: value for hook in self.hooks for name, value in hook.measure(step).items()}
-
-    def values(self) -> dict[str, float]:
-        """Local. Return what all of them return."""
-        return {name: value for hook in self.hooks for name, value in hook.values().items()}
+    measure, values = map(_joining_each, ("measure", "values"))
 
     def __enter__(self) -> "LoopHooks":
         with ExitStack() as entered:
@@ -168,14 +167,6 @@ class MemoryPeak(LoopHook):
     All workers report theirs before the first step and after the last one. In between, one worker reports in
     each step in which they sum gradients, each in its turn: so nothing more is sent, and with N workers a
     number is at most N such steps old.
-
-    Args:
-        backend: the framework.
-        sync_every: after how many steps the workers sum their numbers.
-
-    Attributes:
-        host_mib: resident memory of a worker's process, pages of files included; 0 before it is known.
-        device_mib: what tensors took on a worker's GPU; 0 on the CPU.
     """
 
     def __init__(self, backend: Backend, sync_every: int = 1) -> None:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from hvdtrain.backends.workers import Sized
+from hvdtrain.backends.workers import HorovodWorkers, Sized
 from hvdtrain.errors import EnvironmentFault, TaskError
 
 # of the dynamic loss scale, as torch.amp.GradScaler has them
@@ -79,3 +79,17 @@ def no_blocks(method: str, base: str, otherwise: str) -> TaskError:
         f"Give the class of the block, a {base}, the attribute {MARK} = True, {otherwise}; "
         "or leave --checkpoint-activations out.",
     )
+
+
+def check_gpus(cards: int, library: str, build: str, workers: HorovodWorkers) -> None:
+    """Check that this worker has a GPU of its own."""
+    if not cards:
+        raise EnvironmentFault(
+            f"--device gpu: {library} sees no GPU on {workers.host}",
+            f"Use --device cpu, or install a driver and {build}.",
+        )
+    if workers.local_rank >= cards:
+        raise EnvironmentFault(
+            f"{workers.host} has {cards} GPUs for {workers.local_size} workers; each worker needs one",
+            f"Start at most {cards} workers on this host, or use --device cpu.",
+        )

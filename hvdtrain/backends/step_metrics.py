@@ -54,16 +54,7 @@ def encode_signals(
     flags: ControlFlags = NO_FLAGS, statistics: StepStatistics = NO_STATISTICS
 ) -> tuple[float, ...]:
     """Return flags and statistics as a vector whose sum over workers ``decode_signals`` reads."""
-    vector = (
-        float(flags.stop),
-        float(flags.save),
-        float(flags.change),
-        float(flags.trained),
-        float(statistics.skipped_samples),
-        statistics.data_wait_seconds,
-        statistics.host_peak_mib,
-        statistics.device_peak_mib,
-    )
+    vector = tuple(map(float, (*vars(flags).values(), *vars(statistics).values())))
     return vector if any(vector) else NO_SIGNALS
 
 
@@ -154,13 +145,7 @@ class StepMetrics:
 
 
 class PendingVector(ABC):
-    """The metrics of a step on their way from the device.
-
-    Args:
-        others: what else ``StepMetrics.from_vector`` takes, as well as the options.
-        computed: metrics of a whole evaluation, by name.
-        order: the names of the task's metrics in its order, if there are such.
-    """
+    """The metrics of a step on their way from the device."""
 
     def __init__(
         self,

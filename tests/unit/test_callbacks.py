@@ -232,13 +232,6 @@ def test_a_task_gives_callbacks_as_an_attribute_or_a_method():
     assert find_callbacks(SimpleNamespace(callbacks=None), "my.py:Task") == []
 
 
-def test_a_callback_of_keras_is_refused():
-    members = {"__module__": "keras.src.callbacks", "on_epoch_end": lambda self: None}
-    own = type("Mine", (type("Callback", (), members),), {})
-    with pytest.raises(TaskError, match="Mine is one of Keras's"):
-        find_callbacks(SimpleNamespace(callbacks=[own()]), "my.py:Task")
-
-
 @pytest.mark.parametrize(("name", "meant"), [("on_evaluaton", "on_evaluation"), ("on_steps", "on_step")])
 def test_a_misspelled_method_is_refused_with_the_name_that_was_meant(name, meant):
     callback = type("Mine", (), {"on_end": lambda self, summary: None, name: lambda self, *_: None})()

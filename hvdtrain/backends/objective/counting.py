@@ -30,15 +30,10 @@ IGNORE_INDEX = -100  # as in PyTorch
 
 @dataclass(frozen=True)
 class Counting:
-    """Which targets a named loss or metric counts, and how much.
+    """Which targets a named loss or metric counts, and how much."""
 
-    Attributes:
-        ignore_index: the target that does not count.
-        of_samples: whether it is looked for if a sample has one target, too, and not only if it has several.
-        class_weights: the weight of each class, or None if all count alike.
-    """
-
-    ignore_index: int = IGNORE_INDEX
+    ignore_index: int = IGNORE_INDEX  # the target that does not count
+    # whether it is looked for if a sample has one target, too, and not only if it has several
     of_samples: bool = False
     class_weights: tuple[float, ...] | None = None
     batch_weights: bool = False
@@ -88,14 +83,7 @@ def _class_weights(given: Any) -> tuple[float, ...]:
 
 
 def sample_values(names: Sequence[str], weighted: Sequence[str], rows: Any, weights: Any) -> dict[str, Any]:
-    """Return name to array (samples,), whose plain mean over the samples is the mean over what counts.
-
-    Args:
-        names: the loss and the metrics.
-        weighted: those of them that have weights of their own.
-        rows: (numbers, samples): for each name the values, times their weights; then the weights.
-        weights: (samples,), 0 for padding.
-    """
+    """Return name to array (samples,), whose plain mean over the samples is the mean over what counts."""
     found = dict(zip(names, rows, strict=False))
     for name, own in zip(weighted, rows[len(names) :], strict=True):
         found[name] = found[name] / ((weights * own).sum() / (weights.sum() or 1.0) or 1.0)

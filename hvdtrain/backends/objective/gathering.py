@@ -40,17 +40,9 @@ def parted() -> AbstractContextManager[None]:
 
 
 class Gathering(ABC):
-    """Gathers rows for the losses that a backend computes.
+    """Gathers rows for the losses that a backend computes."""
 
-    Args:
-        size: number of workers of the job; the most that an elastic job may have.
-
-    Attributes:
-        built: that of the backend that was built last in this process.
-        is_used: whether a loss has gathered since this was set to False.
-    """
-
-    built: "Gathering | None" = None
+    built: "Gathering | None" = None  # that of the backend that was built last in this process
 
     def __init__(self, size: int) -> None:
         self.is_used = False

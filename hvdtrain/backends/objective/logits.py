@@ -49,47 +49,37 @@ _PLAIN = {
 
 def named_loss(loss: Any, framework: str) -> tuple[Any, dict[str, Any]]:
     """Return the name of what a loss object computes, and its options; other losses as they are."""
-    if isinstance(loss, str) and loss == "model":
-        raise TaskError(
-            "loss 'model' is not known: the loss that a model returns is a mean over the batch, but over "
-            "how many samples or tokens is not known",
-            f"Use loss = 'cross_entropy' with the column labels, or write {framework}_loss(model, batch) and "
-            "return hvdtrain.Weighted(mean, number of samples or tokens) from it.",
-        )
-    kind = type(loss)
+    kind, module = type(loss), str(getattr(loss, "__module__", None) or type(loss).__module__)
+    described = f"the task's loss is {_described(loss)}"
     for other, package in _PACKAGES.items():
-        if other != framework and callable(loss) and _module(loss).startswith(package):
-            known = _NAMES[other].get(kind.__name__)
+        if other != framework and callable(loss) and module.startswith(package):
             raise TaskError(
-                f"the task's loss is {_described(loss)}, a loss of "
-                f"{FRAMEWORKS[other].title}, and --framework is {framework}",
-                f"Use loss = {known!r}, which both have."
-                if known
-                else f"Choose it in the task by framework, or use --framework {other}.",
+                f"{described}, a loss of {FRAMEWORKS[other].title}, and --framework is {framework}",
+                f"Use a name that both have ({_names_of(framework)}), or choose it in the task by framework.",
             )
-    if not callable(loss) or not _module(loss).startswith(_PACKAGES[framework]):
+    if not callable(loss) or not module.startswith(_PACKAGES[framework]):
         is_of_keras = any((base.__module__, base.__name__) == _LOSS_OF_KERAS for base in kind.__mro__)
         return (_per_sample(loss) if is_of_keras else loss), {}
     name = _NAMES[framework].get(kind.__name__)
     if name is None:
         raise TaskError(
-            f"the task's loss is {_described(loss)}; a loss takes (outputs, batch) and returns one value per "
-            "sample",
+            f"{described}; a loss takes (outputs, batch) and returns one value per sample",
             "Write def loss(self, outputs, batch) and call it there with reduction='none', with a mean over "
-            f"all axes but the first. Known by name: {', '.join(sorted(set(_NAMES[framework].values())))}.",
+            f"all axes but the first. Known by name: {_names_of(framework)}.",
         )
-    settings = _settings(loss, framework)
-    _check_plain(
-        loss,
-        framework,
-        settings,
+    settings = loss.get_config() if framework == "tf" else vars(loss) | loss._buffers
+    remedy = (
         f"Use loss = {name!r}, with the task's ignore_index and class_weights if they are meant, or write "
-        f"{framework}_loss(model, batch).",
     )
+    _check_plain(loss, framework, settings, f"{remedy}{framework}_loss(model, batch).")
     smoothing = settings.get("label_smoothing", 0.0)
     if smoothing and name != "cross_entropy":
-        raise TaskError(f"the task's loss is {_described(loss)} with label_smoothing={smoothing}")
+        raise TaskError(f"{described} with label_smoothing={smoothing}")
     return name, {"label_smoothing": smoothing} if smoothing else {}
+
+
+def _names_of(framework: str) -> str:
+    return ", ".join(sorted(set(_NAMES[framework].values())))
 
 
 def _check_plain(loss: Any, framework: str, settings: Mapping[str, Any], remedy: str) -> None:
@@ -128,19 +118,6 @@ def check_foreign(task: Any, framework: str, found: Any, is_parameter: bool) -> 
         f"{freeze} that has it.",
         everywhere=True,
     )
-
-
-def _settings(loss: Any, framework: str) -> Mapping[str, Any]:
-    if framework == "tf":
-        found: Mapping[str, Any] = loss.get_config()
-        return found
-    names = (*_PLAIN["torch"], "label_smoothing")
-    return {name: getattr(loss, name) for name in names if hasattr(loss, name)}
-
-
-def _module(loss: Any) -> str:
-    """Return the module of a function, or of an object's class."""
-    return str(getattr(loss, "__module__", None) or type(loss).__module__)
 
 
 def _described(loss: Any) -> str:

@@ -8,7 +8,7 @@ an image are averaged within the sample, over the targets that count.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -21,14 +21,17 @@ Batch = Mapping[str, Tensor]
 PerSample = Any  # a tensor (samples,), or Weighted
 
 
-class Values(NamedTuple):
+T = TypeVar("T")
+
+
+class Values(NamedTuple, Generic[T]):
     """What an objective gave for the samples of one micro-batch."""
 
-    losses: Tensor  # (samples,), fp32 or fp64, with gradient
-    loss_weights: Tensor | None  # (samples,), without gradient; None if the loss has no weights of its own
+    losses: T  # (samples,), fp32 or fp64, with gradient
+    loss_weights: T | None  # (samples,), without gradient; None if the loss has no weights of its own
     # (numbers, samples): for each name the values, times their weights; then the weights of each name that
     # has some. Their sums, weighted by sample, are reduced
-    rows: Tensor
+    rows: T
 
 
 @dataclass(frozen=True)

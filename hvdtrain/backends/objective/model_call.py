@@ -25,11 +25,7 @@ Call = Callable[[Any, Batch], Any]
 
 
 class ModelCall:
-    """Calls a model on batches with flat names.
-
-    Args:
-        needs_targets: the named loss or metric that compares outputs with one array; empty if none does.
-    """
+    """Calls a model on batches with flat names."""
 
     def __init__(self, framework: str, needs_targets: str = "") -> None:
         self._framework = framework

@@ -2,17 +2,20 @@
 
 from collections.abc import Callable, Container, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from hvdtrain.backends.objective.counting import Counting, Weighted, counting_of
-from hvdtrain.backends.objective.evaluation_metrics import is_stateful
+from hvdtrain.backends.objective.evaluation_metrics import EvaluationMetrics, is_stateful
 from hvdtrain.backends.objective.logits import OF_CLASSES, class_axis_option, named_loss, of_tensor
 from hvdtrain.backends.objective.model_call import ModelCall, nested_batch
-from hvdtrain.backends.objective.named_metrics import NAMES
+from hvdtrain.backends.objective.named_metrics import NAMES, MetricFunctions
+from hvdtrain.backends.step_metrics import PartialSums, PendingVector
+from hvdtrain.config import Config
 from hvdtrain.data.augment import SHARE, partner_of
 from hvdtrain.early_stopping import check_metric_names
 from hvdtrain.errors import ConfigError, TaskError
 from hvdtrain.storage.text import did_you_mean
+from hvdtrain.workers.agreement import Workers
 
 _LEAST = 1e-30  # in place of a weight of 0
 
@@ -42,6 +45,9 @@ def mixed(loss: Callable[..., Any], cast: Callable[[Any, Any], Any]) -> Callable
 
 # (model, batch) -> (loss per sample, {metric name: value per sample}); each may be Weighted
 Objective = Callable[[Any, Mapping[str, Any]], tuple[Any, dict[str, Any]]]
+# the named losses and metrics of a framework, and what casts a tensor to a type
+Named = tuple[Mapping[str, Callable[..., Any]], Callable[[Any, Any], Any]]
+P = TypeVar("P", bound=PendingVector)
 
 # the metric of what the model itself adds to the loss
 REGULARIZATION_LOSS = "regularization_loss"
@@ -197,3 +203,39 @@ def _look_up(
         )
     taken = {name: given for name, given in options.items() if name != "class_axis" or value in OF_CLASSES}
     return of_tensor(value, partial(table[value], **taken))
+
+
+class ComputationBase:
+    """What the computations of both frameworks share: objectives, and metrics of an evaluation."""
+
+    def __init__(
+        self, task: Any, config: Config, workers: Workers, functions: MetricFunctions, named: Named
+    ) -> None:
+        self.task, self.config, self._workers = task, config, workers
+        self.names: tuple[str, ...] = ()  # of the sums
+        self.weighted: tuple[str, ...] = ()  # those of them with weights of their own
+        framework, (table, cast) = functions.framework, named
+        self.objective = make_objective(task, framework, table)
+        self.serve = getattr(task, f"{framework}_serve", None)
+        self.is_one_call = not hasattr(task, f"{framework}_loss")
+        mixing = partial(mixed, cast=cast) if config.mixup or config.cutmix else None
+        self.train_objective = make_objective(task, framework, table, config.label_smoothing, mixed=mixing)
+        self.evaluation = EvaluationMetrics.of(task, functions)
+        watch = self._watch if self.evaluation else None
+        self.eval_objective = make_objective(task, framework, table, watch=watch)
+        # whether loss or metrics are the task's own functions, which are given no padding
+        self.is_own_loss = has_own_values(task, framework)
+
+    def _watch(self, outputs: Any, batch: Mapping[str, Any]) -> None:
+        self.evaluation.watch(outputs, batch)
+
+    def _pending(self, kind: type[P], partial: PartialSums, vector: Any) -> P:
+        """Collective. Return an evaluation with the metrics of the whole of it."""
+        return kind(
+            partial.names,
+            vector,
+            partial.weight,
+            weighted=partial.weighted,
+            computed=self.evaluation.computed(self._workers),
+            order=self.evaluation.order,
+        )

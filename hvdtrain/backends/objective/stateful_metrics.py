@@ -86,11 +86,7 @@ _Part = tuple[Layout, dict[str, NDArray[Any]], NDArray[np.int64]]
 
 
 class Collectives(ABC):
-    """How objects, as bytes, and the states of metrics move between workers.
-
-    Args:
-        workers: some of the job's workers, among which they move; None for all.
-    """
+    """How objects, as bytes, and the states of metrics move between workers."""
 
     hvd: ClassVar[Any]  # Horovod's binding of the framework
     to_tensor: ClassVar[Any]  # returns an array as a tensor

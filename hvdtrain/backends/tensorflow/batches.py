@@ -38,15 +38,7 @@ class TensorFlowBatch:
 
 
 class BatchMaker:
-    """Copies batches to the device; what they have of weights is kept while it stays the same.
-
-    Args:
-        is_elastic: whether the number of micro-batches may change while the job runs.
-        is_local: whether training steps are local, so that gradients are means over this worker's samples.
-
-    Attributes:
-        float_bits: bits of weights, and of the losses that they multiply, 32 or 64.
-    """
+    """Copies batches to the device; what they have of weights is kept while it stays the same."""
 
     def __init__(self, is_elastic: bool = False, is_local: bool = False) -> None:
         self._is_elastic = is_elastic

@@ -1,7 +1,7 @@
 """What every step computes of a batch: model, loss and metrics, seeds, and the sums of its samples."""
 
 from collections.abc import Mapping, Sequence
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 import horovod.tensorflow as hvd
@@ -12,15 +12,13 @@ from keras.src.random.seed_generator import global_seed_generator
 from numpy.typing import NDArray
 
 from hvdtrain.backends.objective.counting import Weighted
-from hvdtrain.backends.objective.evaluation_metrics import EvaluationMetrics, Seen
+from hvdtrain.backends.objective.evaluation_metrics import Seen
 from hvdtrain.backends.objective.losses import Values, check_values
 from hvdtrain.backends.objective.objective import (
     REGULARIZATION_LOSS,
+    ComputationBase,
     Objective,
     check_free,
-    has_own_values,
-    make_objective,
-    mixed,
 )
 from hvdtrain.backends.portable.names import Renaming
 from hvdtrain.backends.reduction.local_steps import LoneWorker
@@ -58,23 +56,8 @@ from hvdtrain.workers.seeding import seed_host_step
 Tensor = Any
 
 
-class Computation:
-    """What the steps of a job compute of a batch on this worker.
-
-    Attributes:
-        traced_workers: the job's workers, for what is traced.
-        near: the workers among whom a step sums its gradients.
-        evaluation: the metrics of a whole evaluation.
-        is_own_loss: whether loss or metrics are the task's own functions.
-        leaves_out: in training or not: whether padding is left out, as for losses that the model adds.
-        gathering: what lets a loss see the samples of all workers.
-        model: the model, or the layers of this worker's stage.
-        called: the model, or what stands for it, as steps call it.
-        layer_state: what layers save and load themselves.
-        seed_states: the states of the model's random generators.
-        names: of the sums, as last traced.
-        weighted: those of them with weights of their own, likewise.
-    """
+class Computation(ComputationBase):
+    """What the steps of a job compute of a batch on this worker."""
 
     model: keras.Model
     called: Any
@@ -84,23 +67,14 @@ class Computation:
     seed_states: list[Any]
 
     def __init__(self, task: Any, config: Config, workers: Workers) -> None:
-        self.task, self._config, self._workers = task, config, workers
-        self.names: tuple[str, ...] = ()
-        self.weighted: tuple[str, ...] = ()
+        super().__init__(task, config, workers, FUNCTIONS, (NAMED, tf.cast))
         self.unused: list[str] = []
         is_local = config.sync_every is not None
         self.traced_workers = TracedWorkers(workers)
         self.near: Sized = LoneWorker(workers.host) if is_local else self.traced_workers
         self.wrap = BatchMaker(workers.is_elastic, is_local)
-        self.objective: Objective = make_objective(task, "tf", NAMED)
-        self.serve, self.is_one_call = getattr(task, "tf_serve", None), not hasattr(task, "tf_loss")
-        mixing = partial(mixed, cast=tf.cast) if config.mixup or config.cutmix else None
-        self.train_objective = make_objective(task, "tf", NAMED, config.label_smoothing, mixed=mixing)
-        self.evaluation = EvaluationMetrics.of(task, FUNCTIONS)
-        watch = self._watch if self.evaluation else None
-        self.eval_objective = make_objective(task, "tf", NAMED, watch=watch)
-        self.is_own_loss = own = has_own_values(task, "tf")
-        self.leaves_out: dict[bool, bool] = {True: True, False: True} if own else {}
+        # in training or not: whether padding is left out, as for losses that the model adds
+        self.leaves_out: dict[bool, bool] = {True: True, False: True} if self.is_own_loss else {}
         self.gathering = Gathering(workers.most, config.compile)
         self._no_signals = tf.constant(NO_SIGNALS)
 
@@ -112,13 +86,13 @@ class Computation:
     def make_model(self) -> ModelState:
         """Make the task's model, changed as the config requests; return this worker's variables."""
         self.batch_norm = BatchNormSync(self.traced_workers)
-        self.model = make_model(self.task, self._config, self.batch_norm)
-        self.precision = precision_of(self.model, self._config.precision)
+        self.model = make_model(self.task, self.config, self.batch_norm)
+        self.precision = precision_of(self.model, self.config.precision)
         self.called = cast_outputs_to_fp32(self.model, self.precision)
         self.seed_states = [v for v in self.model.variables if v.name == "seed_generator_state"]
         self.seed_states.append(global_seed_generator().state)  # of keras.random without a seed
         # of operations, when they are traced
-        tf.random.set_seed(mix(self._config.seed, 0, self._workers.rank) >> 33)
+        tf.random.set_seed(mix(self.config.seed, 0, self._workers.rank) >> 33)
         self.layer_state = LayerState(self.model)
         tensors = ModelState(self.model, Renaming(self.task, "tf"))
         self.wrap.float_bits = float_bits_of(self.model)
@@ -130,13 +104,13 @@ class Computation:
     def seeds(self, step: int, *place: int) -> Tensor:
         """Return the states of the model's seed generators for one step, (generators, 2)."""
         numbers = range(len(self.seed_states))
-        keys = [mix(self._config.seed, step, self._workers.rank, *place, i) for i in numbers]
+        keys = [mix(self.config.seed, step, self._workers.rank, *place, i) for i in numbers]
         states = np.asarray([[key >> 32, 0] for key in keys], np.int64)
         return tf.convert_to_tensor(states.reshape(-1, 2))
 
     def set_seeds(self, seeds: Tensor) -> None:
         """Set the seed generators for a step; when it is traced, also what is drawn for its trace."""
-        seed_host_step(mix(self._config.seed, self._workers.rank) >> 1)
+        seed_host_step(mix(self.config.seed, self._workers.rank) >> 1)
         for i, state in enumerate(self.seed_states):
             state.assign(seeds[i])
 
@@ -146,7 +120,7 @@ class Computation:
         """Return what a traced step is called with; numpy and Python draw from here on what belongs to it."""
         # a Python number would compile the step anew, and TensorFlow keeps a scalar made of one for ever
         rate = tf.constant(np.asarray(learning_rate, np.float32))
-        seed_host_step(mix(self._config.seed, batch.step, self._workers.rank) >> 1)
+        seed_host_step(mix(self.config.seed, batch.step, self._workers.rank) >> 1)
         return (
             *(batch.arrays, batch.weights, batch.gradient_weights, batch.total, rate),
             *(share, self.seeds(batch.step), self.numbers(signals)),
@@ -189,7 +163,7 @@ class Computation:
         weights: Tensor,
         training: bool,
         objective: Objective | None = None,
-    ) -> Values:
+    ) -> Values[Tensor]:
         """Collective if the objective gathers. Return losses and all values of a micro-batch's samples."""
         given = self.given(micro_batch, weights, training, objective)
         check_values(given, weights.shape[0])
@@ -221,9 +195,9 @@ class Computation:
 
     def trace(self) -> None:
         """Let evaluation and prediction be traced anew, when the next batch comes."""
-        if self._config.compile:
+        if self.config.compile:
             check_compiler(self._workers.host)
-        evaluate = compiled(self._eval_sums) if self._config.compile else self._eval_sums
+        evaluate = compiled(self._eval_sums) if self.config.compile else self._eval_sums
         self._eval_function = cache(lambda counts: Compiled(of_counted(counts, evaluate), self.learnt))
         self._predict_function = Compiled(self._predicted, lambda: None)
 
@@ -250,15 +224,7 @@ class Computation:
         if self._workers.size > 1:
             with peer_errors():
                 vector = hvd.allreduce(vector, op=hvd.Sum, name="hvdtrain.eval_metrics")
-        computed = self.evaluation.computed(self._workers)
-        return TensorFlowPending(
-            partial.names,
-            vector,
-            partial.weight,
-            weighted=partial.weighted,
-            computed=computed,
-            order=self.evaluation.order,
-        )
+        return self._pending(TensorFlowPending, partial, vector)
 
     def predict(self, batch: TensorFlowBatch) -> dict[str, NDArray[Any]]:
         """Return the model's outputs for one batch, by name. Local: no collective."""
@@ -274,4 +240,4 @@ class Computation:
         return tf.linalg.matvec(rows, weights), self.evaluation.take()
 
     def _watch(self, outputs: Any, batch: Mapping[str, Any]) -> None:
-        self.evaluation.watch(outputs, masks_beside(outputs, batch))
+        super()._watch(outputs, masks_beside(outputs, batch))

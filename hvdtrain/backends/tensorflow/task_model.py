@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from hvdtrain.backends.options import check_precision
+from hvdtrain.backends.options import check_gpus, check_precision
 from hvdtrain.backends.records import DeviceMemory
 from hvdtrain.backends.reduction import spans_hosts
 from hvdtrain.backends.tensorflow.activations import apply_activation_checkpointing
@@ -69,16 +69,7 @@ def choose_device(wanted: str, workers: HorovodWorkers) -> str:
     if wanted == "cpu" or (wanted == "auto" and not cards):
         tf.config.set_visible_devices([], "GPU")
         return "CPU"
-    if not cards:
-        raise EnvironmentFault(
-            f"--device gpu: TensorFlow {tf.__version__} sees no GPU on {workers.host}",
-            "Use --device cpu, or install a driver and TensorFlow with CUDA.",
-        )
-    if workers.local_rank >= len(cards):
-        raise EnvironmentFault(
-            f"{workers.host} has {len(cards)} GPUs for {workers.local_size} workers; each worker needs one",
-            f"Start at most {len(cards)} workers on this host, or use --device cpu.",
-        )
+    check_gpus(len(cards), f"TensorFlow {tf.__version__}", "TensorFlow with CUDA", workers)
     tf.config.set_visible_devices(cards[workers.local_rank], "GPU")
     tf.config.experimental.set_memory_growth(cards[workers.local_rank], True)
     return "GPU"

@@ -58,14 +58,7 @@ class TorchBatch:
 
 
 class BatchMaker:
-    """Copies batches to the device; what they have of weights is kept while it stays the same.
-
-    Args:
-        is_local: whether training steps are local, so that gradients are means over this worker's samples.
-
-    Attributes:
-        float_bits: bits of weights, and of the losses that they multiply, 32 or 64.
-    """
+    """Copies batches to the device; what they have of weights is kept while it stays the same."""
 
     def __init__(self, device: torch.device, is_local: bool = False) -> None:
         self._device = device

@@ -1,7 +1,6 @@
 """What every step computes of a batch: model, loss and metrics, seeds, modes and the sums of its samples."""
 
 from collections.abc import Iterator, Sequence
-from functools import partial
 from typing import Any, cast
 
 import horovod.torch as hvd
@@ -11,9 +10,8 @@ from numpy.typing import NDArray
 from torch.utils import _pytree as pytree
 
 from hvdtrain.backends.objective.counting import Weighted
-from hvdtrain.backends.objective.evaluation_metrics import EvaluationMetrics
 from hvdtrain.backends.objective.losses import Values, check_values
-from hvdtrain.backends.objective.objective import Objective, has_own_values, make_objective, mixed
+from hvdtrain.backends.objective.objective import ComputationBase
 from hvdtrain.backends.portable.names import Renaming
 from hvdtrain.backends.reduction.local_steps import LoneWorker
 from hvdtrain.backends.step_metrics import NO_SIGNALS, NUMBERS_AFTER_SUMS, PartialSums
@@ -35,38 +33,18 @@ from hvdtrain.workers.agreement import Workers
 from hvdtrain.workers.seeding import seed_host_step
 
 
-class Computation:
-    """What the steps of a job compute of a batch on this worker.
-
-    Attributes:
-        near: the workers among whom a step sums its gradients.
-        evaluation: the metrics of a whole evaluation.
-        is_own_loss: whether loss or metrics are the task's own functions, which are given no padding.
-        gathering: what lets a loss see the samples of all workers.
-        model: the model, or the blocks of this worker's stage.
-        names: of the sums; shapes are checked when they change.
-        weighted: those of them with weights of their own.
-        is_training: whether the model was put into training last, and not into evaluation.
-    """
+class Computation(ComputationBase):
+    """What the steps of a job compute of a batch on this worker."""
 
     model: torch.nn.Module
     batch_norm: BatchNormSync
 
     def __init__(self, task: Any, config: Config, workers: Workers, device: torch.device) -> None:
-        self.task, self.config, self._workers, self.device = task, config, workers, device
-        self.names: tuple[str, ...] = ()
-        self.weighted: tuple[str, ...] = ()
+        super().__init__(task, config, workers, FUNCTIONS, (NAMED, torch.Tensor.to))
+        self.device = device
         is_local = config.sync_every is not None
         self.near: Workers = LoneWorker(workers.host) if is_local else workers
         self.wrap = BatchMaker(device, is_local)
-        self.objective: Objective = make_objective(task, "torch", NAMED)
-        self.serve, self.is_one_call = getattr(task, "torch_serve", None), not hasattr(task, "torch_loss")
-        mixing = partial(mixed, cast=torch.Tensor.to) if config.mixup or config.cutmix else None
-        self.train_objective = make_objective(task, "torch", NAMED, config.label_smoothing, mixed=mixing)
-        self.evaluation = EvaluationMetrics.of(task, FUNCTIONS)
-        watch = self._watch if self.evaluation else None
-        self.eval_objective = make_objective(task, "torch", NAMED, watch=watch)
-        self.is_own_loss = has_own_values(task, "torch")
         self.gathering = Gathering(workers.most)
         self.new_model, self.precision = task.torch_model, config.precision
         self._has_batch_norm = False
@@ -133,7 +111,7 @@ class Computation:
             else:
                 yield batch.micro_batches[place], batch.weights[place], batch.gradient_weights[place]
 
-    def per_sample(self, micro_batch: dict[str, torch.Tensor], weights: torch.Tensor) -> Values:
+    def per_sample(self, micro_batch: dict[str, torch.Tensor], weights: torch.Tensor) -> Values[torch.Tensor]:
         """Collective if the objective gathers. Return losses and all values of a micro-batch's samples."""
         return self.values(self.given(micro_batch, weights), len(weights))
 
@@ -146,7 +124,7 @@ class Computation:
             losses, metrics = objective(self.model, micro_batch)
         return {"loss": losses, **metrics}
 
-    def values(self, given: dict[str, Any], samples: int) -> Values:
+    def values(self, given: dict[str, Any], samples: int) -> Values[torch.Tensor]:
         """Return the loss, the first, and the metrics of the samples of a micro-batch."""
         weighted = tuple([name for name, value in given.items() if isinstance(value, Weighted)])
         names = tuple(given)
@@ -182,15 +160,7 @@ class Computation:
         if self._workers.size > 1:
             with peer_errors():
                 hvd.allreduce_(vector, op=hvd.Sum, name="hvdtrain.eval_metrics")
-        computed = self.evaluation.computed(self._workers)
-        return TorchPending(
-            partial.names,
-            vector,
-            partial.weight,
-            weighted=partial.weighted,
-            computed=computed,
-            order=self.evaluation.order,
-        )
+        return self._pending(TorchPending, partial, vector)
 
     def predict(self, batch: TorchBatch) -> dict[str, NDArray[Any]]:
         """Return the model's outputs for one batch, by name. Local: no collective."""
@@ -207,4 +177,4 @@ class Computation:
 
     def _watch(self, outputs: Any, batch: Any) -> None:
         """Keep outputs for the metrics, without the gradient that a model may compute in evaluation, too."""
-        self.evaluation.watch(pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, outputs), batch)
+        super()._watch(pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, outputs), batch)

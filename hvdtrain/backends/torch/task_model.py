@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from hvdtrain.backends.options import check_gpus
 from hvdtrain.backends.records import DeviceMemory
 from hvdtrain.backends.workers import HorovodWorkers
 from hvdtrain.errors import EnvironmentFault, TaskError
@@ -58,17 +59,8 @@ def choose_device(wanted: str, workers: HorovodWorkers) -> torch.device:
     """Return the device of this worker, chosen by its rank on the host. Local: no collective."""
     if wanted == "cpu" or (wanted == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
-    if not torch.cuda.is_available():
-        raise EnvironmentFault(
-            f"--device gpu: PyTorch {torch.__version__} sees no GPU on {workers.host}",
-            "Use --device cpu, or install a driver and a CUDA build of PyTorch.",
-        )
-    cards = torch.cuda.device_count()
-    if workers.local_rank >= cards:
-        raise EnvironmentFault(
-            f"{workers.host} has {cards} GPUs for {workers.local_size} workers; each worker needs one",
-            f"Start at most {cards} workers on this host, or use --device cpu.",
-        )
+    cards = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    check_gpus(cards, f"PyTorch {torch.__version__}", "a CUDA build of PyTorch", workers)
     return torch.device("cuda", workers.local_rank)
 
 

@@ -18,12 +18,7 @@ _ALLGATHER = _LIBRARY.horovod_allgather
 
 
 class Gathering(gathering.Gathering):
-    """Gathers rows for TensorFlow's losses, while a step is traced or run eagerly.
-
-    Args:
-        size: number of workers of the job; the most that an elastic job may have.
-        is_compiled: whether XLA compiles the losses, which then hold no collective.
-    """
+    """Gathers rows for TensorFlow's losses, while a step is traced or run eagerly."""
 
     def __init__(self, size: int, is_compiled: bool) -> None:
         super().__init__(size)

@@ -20,7 +20,7 @@ def as_arrays(value: Any) -> tuple[NDArray[Any], NDArray[Any] | None]:
     return tf.cast(values, tf.float64).numpy(), own
 
 
-def weigh(given: Mapping[str, Any], samples: Tensor, kind: Any) -> Values:
+def weigh(given: Mapping[str, Any], samples: Tensor, kind: Any) -> Values[Tensor]:
     """Return values and weights of a loss, the first, and of metrics, for each sample."""
     pairs, weight_rows = [], []
     for value in given.values():

@@ -202,13 +202,15 @@ class StagePasses(StagePassesBase):
         rows = self._values_of(call, arrays, weights, training=False).rows
         return rows, self._computation.evaluation.take()
 
-    def _values_of(self, call: Any, arrays: Mapping[str, Tensor], weights: Tensor, training: bool) -> Values:
+    def _values_of(
+        self, call: Any, arrays: Mapping[str, Tensor], weights: Tensor, training: bool
+    ) -> Values[Tensor]:
         """Return losses and values of the samples of a micro-batch, in the last stage, while traced."""
         computation = self._computation
         computed = cast_outputs_to_fp32(partial(self._model.call, *call[0], **call[1]), computation.precision)
         self._called.run = lambda *_, **__: computed()
         computation.called = self._called
-        values: Values = computation.per_sample(arrays, weights, training)
+        values: Values[Tensor] = computation.per_sample(arrays, weights, training)
         self._check_no_added_loss()
         self.forms[training] = computation.names, computation.weighted
         return values

@@ -20,7 +20,7 @@ def as_arrays(value: Any) -> tuple[NDArray[Any], NDArray[Any] | None]:
     return tuple(None if p is None else torch.as_tensor(p).detach().double().cpu().numpy() for p in parts)  # type: ignore[return-value]
 
 
-def weigh(given: Mapping[str, Any], samples: int, kind: torch.dtype) -> Values:
+def weigh(given: Mapping[str, Any], samples: int, kind: torch.dtype) -> Values[torch.Tensor]:
     """Return values and weights of a loss, the first, and of metrics, for each sample."""
     losses: Tensor | None = None
     loss_weights: Tensor | None = None
