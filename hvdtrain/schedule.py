@@ -132,28 +132,12 @@ class TrainingProgress(NamedTuple):
 
 @dataclass(frozen=True)
 class LearningRate:
-    """The learning rate as a function of progress.
+    """The learning rate as a function of progress: a linear warm-up from 0 to ``peak``, then a schedule.
 
-    A linear warm-up from 0 to ``peak``, then one of
-
-    - constant: ``peak``;
-    - linear: a straight line from ``peak`` to ``final_fraction * peak`` at ``total_epochs``;
-    - cosine: half a cosine from ``peak`` to ``final_fraction * peak`` at ``total_epochs``
-      (Loshchilov and Hutter 2017, arXiv:1608.03983, without restarts);
-    - step: ``peak * step_factor ** (boundaries passed)``;
-    - cyclic: triangles between ``final_fraction * peak`` and ``peak``, one per ``cycle_epochs``
-      (Smith 2017, arXiv:1506.01186), starting at the top;
-    - cosine_restarts: half a cosine from ``peak`` to ``final_fraction * peak``, again and again, one per
-      ``cycle_epochs`` (Loshchilov and Hutter 2017);
-    - inverse_sqrt: ``peak * sqrt(warmup_epochs / epoch)`` (Vaswani et al. 2017, arXiv:1706.03762);
-    - task: ``peak`` times what the task's ``learning_rate_factor`` returns, in the warm-up, too;
-    - plateau: ``peak`` times the fraction that the evaluations have led to, see ``early_stopping.py``.
-
-    or, from the beginning,
-
-    - one_cycle: half a cosine from ``peak / 25`` up to ``peak`` at 30 % of ``total_epochs``, and another
-      down to ``peak / 250000`` at its end (Smith and Topin 2018, arXiv:1708.07120, with the numbers of
-      torch.optim.lr_scheduler.OneCycleLR; the momentum does not change).
+    linear, cosine and one_cycle end at ``total_epochs``; cyclic and cosine_restarts start at the top of each
+    cycle. Sources: cosine and cosine_restarts Loshchilov and Hutter 2017 (arXiv:1608.03983), cyclic Smith 2017
+    (arXiv:1506.01186), inverse_sqrt Vaswani et al. 2017 (arXiv:1706.03762). one_cycle, from the beginning, has
+    the numbers of torch.optim.lr_scheduler.OneCycleLR (arXiv:1708.07120); the momentum does not change.
     """
 
     peak: float  # learning rate at the end of the warm-up

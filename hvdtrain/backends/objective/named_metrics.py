@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from hvdtrain.backends.objective.counting import Counting, counting_of
 from hvdtrain.backends.objective.logits import check_comparable, class_axis_option, named_loss, of_tensor
+from hvdtrain.backends.objective.losses import NamedLosses
 from hvdtrain.backends.objective.metric_objects import FedObject
 from hvdtrain.backends.objective.stateful_metrics import GatheredMetric, SumMetric, ToNumpy
 from hvdtrain.errors import TaskError
@@ -27,9 +28,7 @@ class MetricFunctions(NamedTuple):
     framework: str  # "torch" or "tf"
     to_numpy: ToNumpy  # returns a tensor, or what an update gave, as an array
     fed_object: type[FedObject]  # of an object of another library
-    classes_last: Callable[..., tuple[Any, Any]]
-    argmax: Callable[[Any], Any]  # over the last axis
-    mask_of: Callable[[Any], Any]  # the mask of outputs, or None
+    losses: NamedLosses
 
 
 @dataclass(frozen=True)
@@ -51,7 +50,7 @@ class _Targets:
             return {**{key: one.sum(1) for key, one in of_all.items()}, "of_classes": np.zeros(len(scores))}
         outputs, targets, counted = self._classes(outputs, batch["targets"])
         samples, classes = len(targets), outputs.shape[-1]
-        predicted = self.functions.to_numpy(self.functions.argmax(outputs)).reshape(targets.shape)
+        predicted = self.functions.to_numpy(self.functions.losses.largest(outputs)).reshape(targets.shape)
         first = np.arange(samples)[:, None] * classes
 
         def count(of_class: Array, which: Array) -> Array:
@@ -94,8 +93,8 @@ class _Targets:
 
     def _classes(self, outputs: Any, targets: Any) -> tuple[Any, Array, Array]:
         """Return logits with classes last; class numbers and whether they count, (samples, places)."""
-        mask = self.functions.mask_of(outputs)
-        outputs, targets = self.functions.classes_last(self.name, outputs, targets, self.class_axis)
+        mask = self.functions.losses.mask_of(outputs)
+        outputs, targets = self.functions.losses.classes_last(self.name, outputs, targets, self.class_axis)
         targets, classes = self.functions.to_numpy(targets), outputs.shape[-1]
         is_soft = targets.ndim == len(outputs.shape)
         targets = targets.argmax(-1) if is_soft else targets.astype(np.int64)
@@ -105,7 +104,7 @@ class _Targets:
 
     def _labels(self, outputs: Any, targets: Any) -> tuple[Array, Array, Array]:
         """Return logits, targets and whether they count, (samples, places, labels)."""
-        mask, shapes = self.functions.mask_of(outputs), (tuple(outputs.shape), tuple(targets.shape))
+        mask, shapes = self.functions.losses.mask_of(outputs), (tuple(outputs.shape), tuple(targets.shape))
         check_comparable(self.name, *shapes)
         axis = self._label_axis(*shapes)
         targets = self.functions.to_numpy(targets)
@@ -192,9 +191,7 @@ def auc(rows: Sums) -> float:
     largest = np.finfo(scores.dtype).max
     scores = np.clip(scores, -largest, largest)  # scikit-learn takes no infinity, and the order stays
     targets = targets.reshape(scores.shape if of_labels else -1)
-    if (
-        not of_labels
-    ):  # logarithms of probabilities rank samples as these do; in fp64, which makes no new ties
+    if not of_labels:  # logarithms of probabilities rank samples as these do; in fp64, without new ties
         scores = scores - scores.max(1, keepdims=True).astype(np.float64)
         scores -= np.log(np.exp(scores).sum(1, keepdims=True))
     areas = []

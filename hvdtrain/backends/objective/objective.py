@@ -17,10 +17,11 @@ from hvdtrain.errors import ConfigError, TaskError
 from hvdtrain.storage.text import did_you_mean
 from hvdtrain.workers.agreement import Workers
 
+Cast = Callable[[Any, Any], Any]  # of a tensor to a type
 _LEAST = 1e-30  # in place of a weight of 0
 
 
-def mixed(loss: Callable[..., Any], cast: Callable[[Any, Any], Any]) -> Callable[..., Any]:
+def mixed(loss: Callable[..., Any], cast: Cast) -> Callable[..., Any]:
     """Return the loss of samples that mixup or CutMix made: that of both samples, by their shares."""
 
     def of_both(outputs: Any, batch: Mapping[str, Any]) -> Any:
@@ -45,8 +46,6 @@ def mixed(loss: Callable[..., Any], cast: Callable[[Any, Any], Any]) -> Callable
 
 # (model, batch) -> (loss per sample, {metric name: value per sample}); each may be Weighted
 Objective = Callable[[Any, Mapping[str, Any]], tuple[Any, dict[str, Any]]]
-# the named losses and metrics of a framework, and what casts a tensor to a type
-Named = tuple[Mapping[str, Callable[..., Any]], Callable[[Any, Any], Any]]
 P = TypeVar("P", bound=PendingVector)
 
 # the metric of what the model itself adds to the loss
@@ -209,12 +208,12 @@ class ComputationBase:
     """What the computations of both frameworks share: objectives, and metrics of an evaluation."""
 
     def __init__(
-        self, task: Any, config: Config, workers: Workers, functions: MetricFunctions, named: Named
+        self, task: Any, config: Config, workers: Workers, functions: MetricFunctions, cast: Cast
     ) -> None:
         self.task, self.config, self._workers = task, config, workers
         self.names: tuple[str, ...] = ()  # of the sums
         self.weighted: tuple[str, ...] = ()  # those of them with weights of their own
-        framework, (table, cast) = functions.framework, named
+        framework, table = functions.framework, functions.losses.table
         self.objective = make_objective(task, framework, table)
         self.serve = getattr(task, f"{framework}_serve", None)
         self.is_one_call = not hasattr(task, f"{framework}_loss")

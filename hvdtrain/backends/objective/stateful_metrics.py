@@ -234,9 +234,9 @@ class RowsState:
         of_sample = sum(array.nbytes // max(1, len(array)) for array in given.values())
         if isinstance(self._metric, GatheredMetric) and of_sample * total > self._metric.max_bytes:
             raise TaskError(
-                f"metrics[{self._name!r}] would gather {in_units(of_sample * total)} on rank 0: "
+                f"metrics[{self._name!r}] would gather {_in_units(of_sample * total)} on rank 0: "
                 f"{of_sample:,} bytes for each of {total:,} samples; it may take "
-                f"{in_units(self._metric.max_bytes)}",
+                f"{_in_units(self._metric.max_bytes)}",
                 "Give fewer or smaller numbers for each sample, such as class numbers (preds= of a "
                 "MetricObject), compute it from sums (hvdtrain.SumMetric), or, if rank 0 has the memory, "
                 "give it max_bytes=...",
@@ -264,7 +264,6 @@ def _first_rows(value: Any, samples: int) -> Any:
     return value.cpu() if hasattr(value, "cpu") else value  # numbers of rows that are left out end a GPU
 
 
-def in_units(size: int) -> str:
-    """Return a number of bytes with its unit."""
+def _in_units(size: int) -> str:
     unit, power = ("GiB", 30) if size >= 1 << 27 else ("MiB", 20) if size >= 1 << 17 else ("KiB", 10)
     return f"{size / (1 << power):.3g} {unit}"

@@ -34,7 +34,6 @@ from hvdtrain.backends.tensorflow.functions import (
 )
 from hvdtrain.backends.tensorflow.objective.gathering import Gathering
 from hvdtrain.backends.tensorflow.objective.losses import (
-    NAMED,
     masks_beside,
     masks_within,
     weigh,
@@ -67,7 +66,7 @@ class Computation(ComputationBase):
     seed_states: list[Any]
 
     def __init__(self, task: Any, config: Config, workers: Workers) -> None:
-        super().__init__(task, config, workers, FUNCTIONS, (NAMED, tf.cast))
+        super().__init__(task, config, workers, FUNCTIONS, tf.cast)
         self.unused: list[str] = []
         is_local = config.sync_every is not None
         self.traced_workers = TracedWorkers(workers)

@@ -18,7 +18,7 @@ from hvdtrain.backends.step_metrics import NO_SIGNALS, NUMBERS_AFTER_SUMS, Parti
 from hvdtrain.backends.torch.activations import apply_activation_checkpointing
 from hvdtrain.backends.torch.batches import BatchMaker, TorchBatch, TorchPending
 from hvdtrain.backends.torch.objective.gathering import Gathering
-from hvdtrain.backends.torch.objective.losses import NAMED, weigh
+from hvdtrain.backends.torch.objective.losses import weigh
 from hvdtrain.backends.torch.objective.metric_objects import FUNCTIONS
 from hvdtrain.backends.torch.precision import autocast, cast_outputs_to_fp32, float_bits_of
 from hvdtrain.backends.torch.program import CALLS
@@ -40,7 +40,7 @@ class Computation(ComputationBase):
     batch_norm: BatchNormSync
 
     def __init__(self, task: Any, config: Config, workers: Workers, device: torch.device) -> None:
-        super().__init__(task, config, workers, FUNCTIONS, (NAMED, torch.Tensor.to))
+        super().__init__(task, config, workers, FUNCTIONS, torch.Tensor.to)
         self.device = device
         is_local = config.sync_every is not None
         self.near: Workers = LoneWorker(workers.host) if is_local else workers

@@ -156,11 +156,4 @@ class HorovodCollectives(Collectives):
         return False
 
 
-FUNCTIONS = MetricFunctions(
-    "tf",
-    as_array,
-    FedObject,
-    LOSSES.classes_last,
-    argmax=LOSSES.largest,
-    mask_of=mask_of,
-)
+FUNCTIONS = MetricFunctions("tf", as_array, FedObject, LOSSES)

@@ -97,11 +97,4 @@ class HorovodCollectives(Collectives):
         return bool(mpi_ops._handle_map)
 
 
-FUNCTIONS = MetricFunctions(
-    "torch",
-    as_array,
-    FedObject,
-    LOSSES.classes_last,
-    argmax=LOSSES.largest,
-    mask_of=LOSSES.mask_of,
-)
+FUNCTIONS = MetricFunctions("torch", as_array, FedObject, LOSSES)
