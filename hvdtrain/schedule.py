@@ -134,10 +134,11 @@ class TrainingProgress(NamedTuple):
 class LearningRate:
     """The learning rate as a function of progress: a linear warm-up from 0 to ``peak``, then a schedule.
 
-    linear, cosine and one_cycle end at ``total_epochs``; cyclic and cosine_restarts start at the top of each
-    cycle. Sources: cosine and cosine_restarts Loshchilov and Hutter 2017 (arXiv:1608.03983), cyclic Smith 2017
-    (arXiv:1506.01186), inverse_sqrt Vaswani et al. 2017 (arXiv:1706.03762). one_cycle, from the beginning, has
-    the numbers of torch.optim.lr_scheduler.OneCycleLR (arXiv:1708.07120); the momentum does not change.
+    linear, cosine and one_cycle end at ``total_epochs``; cyclic and cosine_restarts start at the top of
+    each cycle. Sources: cosine and cosine_restarts Loshchilov and Hutter 2017 (arXiv:1608.03983), cyclic
+    Smith 2017 (arXiv:1506.01186), inverse_sqrt Vaswani et al. 2017 (arXiv:1706.03762). one_cycle, from the
+    beginning, has the numbers of torch.optim.lr_scheduler.OneCycleLR (arXiv:1708.07120); the momentum does
+    not change.
     """
 
     peak: float  # learning rate at the end of the warm-up
