@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.optim import lr_scheduler as schedulers
 
 from hvdtrain.schedule import Cadence, LearningRate
 
@@ -69,25 +70,16 @@ def of_pytorch(make, steps):
     return rates
 
 
-def test_linear_is_that_of_pytorch():
-    steps = 20
-    rate = LearningRate(peak=0.8, schedule="linear", total_epochs=5.0, final_fraction=0.1)
-    make = partial(torch.optim.lr_scheduler.LinearLR, start_factor=1.0, end_factor=0.1, total_iters=steps)
-    found = [rate.at(5.0 * step / steps) for step in range(steps + 3)]
-    assert found == pytest.approx(of_pytorch(make, steps + 3))
-
-
-def test_cosine_is_that_of_pytorch():
-    rate = LearningRate(peak=0.8, schedule="cosine", total_epochs=5.0, final_fraction=0.1)
-    make = partial(torch.optim.lr_scheduler.CosineAnnealingLR, T_max=20, eta_min=0.08)
-    assert [rate.at(5.0 * step / 20) for step in range(21)] == pytest.approx(of_pytorch(make, 21))
-
-
-def test_cosine_with_restarts_is_that_of_pytorch():
-    rate = LearningRate(
-        peak=0.8, schedule="cosine_restarts", total_epochs=5.0, final_fraction=0.1, cycle_epochs=2.0
-    )
-    make = partial(torch.optim.lr_scheduler.CosineAnnealingWarmRestarts, T_0=8, eta_min=0.08)
+@pytest.mark.parametrize(
+    ("schedule", "make"),
+    [
+        ("linear", partial(schedulers.LinearLR, start_factor=1.0, end_factor=0.1, total_iters=20)),
+        ("cosine", partial(schedulers.CosineAnnealingLR, T_max=20, eta_min=0.08)),
+        ("cosine_restarts", partial(schedulers.CosineAnnealingWarmRestarts, T_0=8, eta_min=0.08)),
+    ],
+)
+def test_schedules_are_those_of_pytorch(schedule, make):
+    rate = LearningRate(peak=0.8, schedule=schedule, total_epochs=5.0, final_fraction=0.1, cycle_epochs=2.0)
     assert [rate.at(step / 4) for step in range(21)] == pytest.approx(of_pytorch(make, 21))
 
 
@@ -106,7 +98,7 @@ def test_one_cycle_is_that_of_pytorch():
         rise * s / top if s <= top else rise + (1 - rise) * (s - top) / (last - top) for s in range(steps)
     ]
     rate = LearningRate(peak=0.8, schedule="one_cycle", total_epochs=5.0)
-    make = partial(torch.optim.lr_scheduler.OneCycleLR, max_lr=0.8, total_steps=steps, cycle_momentum=False)
+    make = partial(schedulers.OneCycleLR, max_lr=0.8, total_steps=steps, cycle_momentum=False)
     assert [rate.at(5.0 * part) for part in parts] == pytest.approx(
         [*of_pytorch(make, steps - 1), 0.8 / 25e4]
     )
