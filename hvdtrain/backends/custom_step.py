@@ -5,12 +5,11 @@ training step. Each framework's ``steps/custom_step.py`` does such a step.
 """
 
 import zlib
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any, Generic, NamedTuple, NoReturn, TypeVar
+from typing import Any, NamedTuple, NoReturn
 
 from hvdtrain.backends.objective.counting import counting_of
 from hvdtrain.backends.objective.model_call import nested_batch
@@ -22,20 +21,14 @@ from hvdtrain.data.feed import HostBatch
 from hvdtrain.errors import TaskError
 from hvdtrain.host.frameworks import FRAMEWORKS
 
-Check = TypeVar("Check")
-
 # (model, batch, optimizers) -> (loss per sample, {metric name: value per sample}); each may be Weighted
 Step = Callable[[Any, Mapping[str, Any], "Optimizers"], tuple[Any, dict[str, Any]]]
 
 
 class Optimizers(dict[str, "StepOptimizerBase"]):
-    """What a task's own step is given as ``optimizers``.
+    """What a task's own step is given as ``optimizers``."""
 
-    Attributes:
-        step: the number of the step, counted from 0; equal on all workers.
-    """
-
-    step: Any = 0
+    step: Any = 0  # the number of the step, counted from 0; equal on all workers
 
     def __missing__(self, name: str) -> NoReturn:
         raise TaskError(f"there is no optimizer {name!r}; the task has {', '.join(map(repr, self))}")
@@ -50,12 +43,16 @@ class StepPart(NamedTuple):
     learning_rate: Any  # that of the step, likewise; None in a dry run, which reduces and updates nothing
 
 
-class CallsBase(ABC, Generic[Check]):
+class CallsBase:
     """Checks that all workers make the same calls in a step, with an all-reduce of two numbers for each.
 
     If they did not, each would wait for sums that others do not compute. The numbers are a code and its
     square: mean and mean square are this worker's only if all codes are equal.
     """
+
+    _compare: (
+        Any  # collective: begins to compare codes with those of others, from the call's number and error
+    )
 
     def __init__(self, names: Sequence[str]) -> None:
         self._codes = {name: 2.0 * place for place, name in enumerate(names, 1)}
@@ -65,19 +62,19 @@ class CallsBase(ABC, Generic[Check]):
         """Begin a step. Local: no collective."""
         self._number = 0
 
-    def announce(self, name: str, is_weighted: bool) -> Check:
+    def announce(self, name: str, is_weighted: bool) -> Any:
         """Collective. Begin the check of a call, which raises TaskError on all workers if calls differ."""
         what = f"gradients() of {name!r} with {'Weighted' if is_weighted else 'plain'} losses"
         return self._announce(self._codes[name] + is_weighted, what)
 
-    def announce_end(self, names: Sequence[str], weighted: Sequence[str]) -> Check:
+    def announce_end(self, names: Sequence[str], weighted: Sequence[str]) -> Any:
         """Collective. Begin the check of the end of a step, of which all return the same names."""
         shown = ", ".join(f"{name!r} (Weighted)" if name in weighted else repr(name) for name in names)
         # its square, summed over up to 2**13 workers, is exact in float64
         code = zlib.crc32(repr((tuple(names), tuple(weighted))).encode()) % (1 << 19) + (1 << 19)
         return self._announce(float(code), f"the end, with the values {shown},")
 
-    def _announce(self, code: float, what: str) -> Check:
+    def _announce(self, code: float, what: str) -> Any:
         self._number += 1
         different = TaskError(
             f"workers did not make the same calls in the same order: call {self._number} of a step is {what} "
@@ -89,27 +86,18 @@ class CallsBase(ABC, Generic[Check]):
         )
         return self._compare(self._number, [code, code * code], different)
 
-    @abstractmethod
-    def _compare(self, number: int, codes: list[float], different: TaskError) -> Check:
-        """Collective. Begin to compare codes with those of the other workers."""
-
 
 class StepOptimizerBase:
-    """What both frameworks share of an optimizer that a task's own step is given.
+    """What both frameworks share of an optimizer that a task's own step is given."""
 
-    Attributes:
-        variables: the parameters that it trains, in the order of the gradients.
-        learning_rate: that of this step; the largest one if its parameter groups have several.
-        unused: names of the parameters that no call of this step has reached; empty without a call.
-        is_applied: whether ``apply`` was called in this step.
-    """
-
+    variables: Any  # the parameters that it trains, in the order of the gradients
+    learning_rate: Any  # that of this step; the largest one if its parameter groups have several
     gradients: Any  # collective: the mean gradient over the global batch, one tensor for each variable
     apply: Any  # clips gradients, sets the learning rate and takes a step with them
 
     def __init__(self, name: str, config: Config, calls: Any, workers: Any) -> None:
-        self.unused: Any = ()
-        self.is_applied = False
+        self.unused: Any = ()  # names of the parameters that no call of this step has reached
+        self.is_applied = False  # whether ``apply`` was called in this step
         self._name, self._clip_norm = name, config.clip_norm
         self._calls, self._own_calls = calls, 0
         self._workers, self._new_reducer = workers, partial(choose_reducer, config, workers)

@@ -54,16 +54,18 @@ class WholeModelStep:
         states: the classes of the state: of a worker that keeps all of it, and of one that keeps its part.
     """
 
-    follows_trained = True
-    collectives: Any
+    follows_trained = True  # whether callbacks may freeze and thaw parameters
+    collectives: Any  # the class of what moves objects through the framework's binding of Horovod
+    # the classes of an update of every parameter, of a worker's part, and of that with its gradients alone
     updates: tuple[Any, Any, Any]
-    states: tuple[Any, Any]
-    computation: Any
-    shapes: Shapes
+    states: tuple[Any, Any]  # the classes of the state: of a worker that keeps all of it, and of its part
+    computation: Any  # what a step computes of a batch
+    near: Any  # the workers among whom a step sums gradients
+    shapes: Shapes  # of the whole model's trainable parameters by portable name
     workers: Workers
-    parts: Any
-    state: Any
-    local: Any = None
+    parts: Any  # what the step is made of, after ``attach``
+    state: Any  # model and optimizers as portable state, after ``make_state``
+    local: Any = None  # what averages the workers, where steps are local
 
     def make_model(self, batch: HostBatch | None) -> Any:
         """Make the task's model; return this worker's tensors. Collective if it is split."""

@@ -1,7 +1,4 @@
-"""Half precision in Keras: a policy of types, and a loss scale for fp16.
-
-``torch/precision.py`` does the same for PyTorch; what they share is in ``backends/options.py``.
-"""
+"""Half precision in Keras: a policy of types, and a loss scale for fp16."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

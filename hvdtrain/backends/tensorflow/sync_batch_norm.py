@@ -1,9 +1,4 @@
-"""Batch norm over the global batch, in Keras; ``torch/sync_batch_norm.py`` does the same for PyTorch.
-
-Statistics are those of a step's micro-batches of all workers together, each sample counted with its
-weight, so that padding does not count. One all-reduce per layer and direction: forward of the sums
-that give mean and variance, backward of the two sums through which they carry gradient.
-"""
+"""Batch norm over the global batch, in Keras; ``torch/sync_batch_norm.py`` does the same for PyTorch."""
 
 import re
 from collections.abc import Callable
@@ -34,17 +29,11 @@ def find_batch_norms(model: Layer) -> dict[str, Layer]:
 
 
 class BatchNormSync:
-    """What the synchronised layers of a model share.
-
-    Attributes:
-        weights: of the samples that the model is called with next, (samples,); set before each
-            micro-batch, while the step is traced.
-        layers: how many layers it has taken over.
-    """
+    """What the synchronised layers of a model share."""
 
     def __init__(self, workers: Sized) -> None:
-        self.weights: Tensor | None = None
-        self.layers = 0
+        self.weights: Tensor | None = None  # (samples,), set before each micro-batch while a step is traced
+        self.layers = 0  # how many it has taken over
         self._workers = workers
         self._group = group_of(workers)
 
@@ -74,26 +63,23 @@ class BatchNormSync:
         return hvd.allreduce(vector, op=hvd.Sum, name=name, **self._group)
 
     def weights_of(self, x: Tensor) -> Tensor:
-        """Return the weights of a tensor's rows, (rows,), fp64.
+        """Return the weights of a tensor's rows, (rows,), fp64: those of their samples.
 
-        Of a multiple of the samples, each sample's rows lie side by side, as reshaping leaves them.
-        Rows that are no samples count alike.
+        Rows that are no multiple of the samples count alike.
         """
         assert self.weights is not None  # set before the model is called
-        rows, samples = x.shape[0], self.weights.shape[0]
-        if samples is None:
-            return self._weights_of_some(x, tf.shape(x)[0], tf.shape(self.weights)[0])
+        weights = tf.cast(self.weights, tf.float64)
+        rows, samples = x.shape[0], weights.shape[0]
+        if samples is None:  # not known when the step is traced
+            rows, samples = tf.shape(x)[0], tf.shape(weights)[0]
+            return tf.cond(
+                tf.equal(rows % samples, 0),
+                lambda: tf.repeat(weights, rows // samples),
+                lambda: tf.ones(tf.shape(x)[:1], tf.float64),
+            )
         if rows is None or rows % samples:
             return tf.ones(tf.shape(x)[:1], tf.float64)
-        return tf.repeat(tf.cast(self.weights, tf.float64), rows // samples)
-
-    def _weights_of_some(self, x: Tensor, rows: Tensor, samples: Tensor) -> Tensor:
-        """Return the weights of a tensor's rows if their number is not known when the step is traced."""
-        return tf.cond(
-            tf.equal(rows % samples, 0),
-            lambda: tf.repeat(tf.cast(self.weights, tf.float64), rows // samples),
-            lambda: tf.ones(tf.shape(x)[:1], tf.float64),
-        )
+        return tf.repeat(weights, rows // samples)
 
 
 def _call(  # noqa: PLR0917 - the layer's arguments, as Keras calls it, after those that are bound
@@ -138,11 +124,7 @@ def _track(layer: Layer, mean: Tensor, variance: Tensor, count: Tensor) -> None:
 def moments(
     x: Tensor, weights: Tensor, axis: int, sync: BatchNormSync, name: str
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Collective. Return mean and biased variance per channel over all workers, and the count behind them.
-
-    Deviations are taken within each row, in the input's precision; rows and workers are put together
-    in fp64, where the difference of two large sums does no harm.
-    """
+    """Collective. Return mean and biased variance per channel over all workers; see ``torch/``."""
     leading = list(range(len(weights.shape)))
     inner = [i for i in range(len(x.shape)) if i != axis and i not in leading]
     places = tf.cast(tf.size(x) / tf.size(weights) / x.shape[axis], tf.float64)
@@ -160,14 +142,7 @@ def moments(
 def _normaliser(
     mean: Tensor, variance: Tensor, shares: Tensor, axis: int, summed: Callable[[Tensor], Tensor]
 ) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
-    """Return (x - mean) / sqrt(variance) * gamma + beta, with gradient through mean and variance, too.
-
-    Ioffe and Szegedy 2015. With S1 and S2 the sums over all workers' rows of dy and of dy times the
-    normalised x, n the count and w a row's weight, dx is
-    gamma / sqrt(variance) * (dy - w / n * (S1 + normalised x * S2)).
-    A worker's dy is its part of the gradient of the mean loss over the global batch, so that S1 and S2 are
-    plain sums over workers.
-    """
+    """Return what normalises, with gradient through mean and variance, too; see ``torch/``."""
 
     def normalise(x: Tensor, gamma: Tensor, beta: Tensor) -> tuple[Tensor, Callable[..., Any]]:
         shape = [1] * len(x.shape)

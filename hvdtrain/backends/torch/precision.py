@@ -1,7 +1,4 @@
-"""Half precision in PyTorch: autocast, and a loss scale for fp16.
-
-``tensorflow/precision.py`` does the same for Keras; what they share is in ``backends/options.py``.
-"""
+"""Half precision in PyTorch: autocast, and a loss scale for fp16."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext

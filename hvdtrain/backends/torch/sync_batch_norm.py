@@ -25,15 +25,10 @@ def find_batch_norms(model: torch.nn.Module) -> dict[str, _BatchNorm]:
 
 
 class BatchNormSync:
-    """What the synchronised layers of a model share.
-
-    Attributes:
-        weights: of the samples that the model is called with next, (samples,); set before each
-            micro-batch.
-    """
+    """What the synchronised layers of a model share."""
 
     def __init__(self, workers: Sized) -> None:
-        self.weights: Tensor | None = None
+        self.weights: Tensor | None = None  # (samples,), set before each micro-batch
         self._workers = workers
         self._group = group_of(workers)
 
@@ -61,10 +56,9 @@ class BatchNormSync:
         return summed
 
     def weights_of(self, x: Tensor) -> Tensor:
-        """Return the weights of a tensor's rows, (rows,), fp64.
+        """Return the weights of a tensor's rows, (rows,), fp64: those of their samples.
 
-        Of a multiple of the samples, each sample's rows lie side by side, as reshaping leaves them.
-        Rows that are no samples count alike.
+        Rows that are no multiple of the samples count alike.
         """
         assert self.weights is not None  # set before the model is called
         each, rest = divmod(len(x), len(self.weights))
@@ -113,11 +107,9 @@ class _Synchronised(_BatchNorm):
 
 
 def moments(x: Tensor, weights: Tensor, sync: BatchNormSync, name: str) -> tuple[Tensor, Tensor, Tensor]:
-    """Collective. Return mean and biased variance per channel over all workers, and the count behind them.
-
-    Deviations are taken within each row, in the input's precision or fp32; rows and workers are put
-    together in fp64, where the difference of two large sums does no harm.
-    """
+    """Collective. Return mean and biased variance per channel over all workers, and the count behind them."""
+    # deviations within each row are of the input's precision or fp32; rows and workers are put together in
+    # fp64, where the difference of two large sums does no harm
     flat = x.to(torch.promote_types(x.dtype, torch.float32)).reshape(*x.shape[:2], -1)
     places, means = flat.shape[2], flat.mean(2)
     deviations = (flat - means[..., None]).square_().sum(2).double() if places > 1 else 0.0
@@ -177,8 +169,5 @@ class _Normalise(torch.autograd.Function):
                 (shares * offset.view(channel)).to(wide), (shares * slope.view(channel)).to(wide), x.to(wide)
             )
         # of a parameter that is not there, none may be given
-        own = [
-            d if needed else None
-            for d, needed in zip((dgamma, dbeta), ctx.needs_input_grad[1:3], strict=True)
-        ]
-        return dx, *own, None, None, None, None
+        pairs = zip((dgamma, dbeta), ctx.needs_input_grad[1:3], strict=True)
+        return dx, *(d if needed else None for d, needed in pairs), None, None, None, None

@@ -47,7 +47,7 @@ Variable = Any
 _DIFFERENT_CALLS = "hvdtrain.own_step:"
 
 
-class Calls(CallsBase[list[Any]]):
+class Calls(CallsBase):
     """The calls of a step; what they return are the operations of a check, which fail if calls differ."""
 
     def __init__(self, names: Sequence[str], workers: TracedWorkers) -> None:

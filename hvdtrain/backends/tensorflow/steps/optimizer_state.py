@@ -1,7 +1,4 @@
-"""Keras optimizers as portable state, and the state of a whole job: loading and snapshots.
-
-``torch/steps/optimizer_state.py`` does the same for PyTorch; the rules are in ``portable/names.py``.
-"""
+"""Keras optimizers as portable state, and the state of a whole job: loading and snapshots."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace

@@ -71,17 +71,11 @@ class StepNumber:
 
     __hash__ = None  # type: ignore[assignment]
 
-    def __init__(
-        self,
-        value: int,
-        tensor: Tensor | None = None,
-        guards: list[Guard] | None = None,  # where the answers are remembered
-        of_step: Callable[[int], int] = lambda step: step,  # how the number follows from the step's
-    ) -> None:
+    def __init__(self, value: int, tensor: Any = None, guards: Any = None, of_step: Any = int) -> None:
         self._value = value
         self.tensor = tf.constant(value, tf.int64) if tensor is None else tensor
-        self._guards: list[Guard] = [] if guards is None else guards
-        self._of_step = of_step
+        self._guards: list[Guard] = [] if guards is None else guards  # where the answers are remembered
+        self._of_step: Callable[[int], int] = of_step  # how the number follows from the step's
 
     def __rsub__(self, other: Any) -> Any:
         return self * -1 + other
@@ -96,16 +90,12 @@ class StepNumber:
         raise TypeError(f"optimizers.step is not an int: tf_step is traced once for many steps. {_REMEDY}")
 
     def _computed(self, other: Any, operation: Callable[[Any, Any], Any]) -> Any:
-        if isinstance(other, int):
-            of_step = self._of_step
-            return StepNumber(
-                operation(self._value, other),
-                operation(self.tensor, tf.constant(other, tf.int64)),
-                self._guards,
-                lambda step: operation(of_step(step), other),
-            )
-        kind = tf.float32 if isinstance(other, float) else tf.convert_to_tensor(other).dtype
-        return operation(tf.cast(self.tensor, kind), other)
+        if not isinstance(other, int):
+            kind = tf.float32 if isinstance(other, float) else tf.convert_to_tensor(other).dtype
+            return operation(tf.cast(self.tensor, kind), other)
+        of_step, tensor = self._of_step, operation(self.tensor, tf.constant(other, tf.int64))
+        value = operation(self._value, other)
+        return StepNumber(value, tensor, self._guards, lambda step: operation(of_step(step), other))
 
     def _answer(self, other: Any, compares: Callable[[Any, Any], Any]) -> Any:
         if not isinstance(other, int | float):
@@ -127,11 +117,9 @@ class StepNumber:
     __ge__ = partialmethod(_answer, compares=operator.ge)
 
 
-def _converted(value: StepNumber, dtype: Any = None, name: Any = None, as_ref: bool = False) -> Tensor:
-    return value.tensor if dtype is None else tf.cast(value.tensor, dtype)
-
-
-tf.register_tensor_conversion_function(StepNumber, _converted)
+tf.register_tensor_conversion_function(
+    StepNumber, lambda value, dtype=None, **_: value.tensor if dtype is None else tf.cast(value.tensor, dtype)
+)
 
 
 class CompiledByStep:

@@ -31,7 +31,7 @@ from hvdtrain.errors import TaskError
 from hvdtrain.workers.agreement import Workers
 
 
-class Calls(CallsBase[Callable[[], None]]):
+class Calls(CallsBase):
     """The calls of a step; what they return waits for a check, and raises its error."""
 
     def __init__(self, names: Sequence[str], workers: Workers) -> None:

@@ -1,7 +1,4 @@
-"""PyTorch optimizers as portable state, and the state of a whole job: loading and snapshots.
-
-``tensorflow/steps/optimizer_state.py`` does the same for Keras; the rules are in ``portable/names.py``.
-"""
+"""PyTorch optimizers as portable state, and the state of a whole job: loading and snapshots."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace

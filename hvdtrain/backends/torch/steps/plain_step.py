@@ -32,18 +32,12 @@ class PlainStep(WholeModelStep):
     """The mean gradient over the global batch, summed over workers in one reduction, and an update with it.
 
     A step that computes its gradients in another way overrides ``gradients``.
-
-    Attributes:
-        computation: what it computes of a batch.
-        near: the workers among whom it sums gradients.
-        shapes: the shapes of the trainable parameters by portable name, of the whole model.
     """
 
     collectives = HorovodCollectives
     updates = Update, ShardedUpdate, ShardedGradientsUpdate
     states = TrainingState, ShardedState
     computation: Computation
-    shapes: dict[str, tuple[int, ...]]
     parts: Parts
     state: TrainingState
 
