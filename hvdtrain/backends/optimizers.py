@@ -21,15 +21,11 @@ def check_own_optimizer(optimizer: Any, kind: type, method: str, wanted: str) ->
     """Check that a task gave an optimizer that hvdtrain can drive."""
     found = type(optimizer)
     if not isinstance(optimizer, kind):
-        prefix, is_several = method.partition("_")[0], isinstance(optimizer, list | tuple)
-        remedy = "Return an optimizer alone; set the schedule in the config: lr_schedule, warmup_epochs."
-        if is_several and all(isinstance(one, kind) for one in optimizer):
-            remedy = (
-                "Return one optimizer, for all parameters. Several are returned by name from "
-                f"{prefix}_optimizers(model) and used in {prefix}_step(model, batch, optimizers)."
-            )
-        elif isinstance(optimizer, type) and issubclass(optimizer, kind):
-            remedy = f"Return an instance: {optimizer.__name__}(...), with the arguments that it requires."
+        several = f"{method.partition('_')[0]}_optimizers(model)"
+        remedy = (
+            f"Return one instance, for all parameters; several are returned by name from {several}. The "
+            "schedule is set in the config: lr_schedule, warmup_epochs."
+        )
         shown = repr(optimizer) if isinstance(optimizer, str | type) else found.__name__
         raise TaskError(f"{method}() must give {wanted}, found {shown}", remedy)
     if found.__module__.startswith("horovod.") or found.__name__ == "DistributedOptimizer":
@@ -90,9 +86,6 @@ class ParameterGroups:
     Args:
         shapes: shapes of the trainable parameters by portable name.
         own_optimizer: the task's method that makes its own optimizer; empty if it has none.
-
-    Attributes:
-        options: the options of each parameter that is trained.
     """
 
     def __init__(self, config: Config, shapes: Shapes, own_optimizer: str = "") -> None:

@@ -1,8 +1,4 @@
-"""An optimizer for ``model.fit`` on several workers, in Keras 3 on TensorFlow.
-
-Horovod's own Keras wrappers hook methods that Keras 3 never calls: under Keras 3 they leave the
-gradients unreduced without an error. This one reduces them where Keras 3 applies them.
-"""
+"""An optimizer for ``model.fit`` on several workers: Horovod's own wrappers do nothing under Keras 3."""
 
 from collections.abc import Sequence
 from typing import Any

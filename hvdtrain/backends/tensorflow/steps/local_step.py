@@ -121,11 +121,8 @@ class LocalSteps(LocalStepsBase):
             parameter.assign(start.read_value() - (gradient + velocity * momentum) * rate)
 
     def _agree(self, steps: int) -> None:
-        """Collective with fp16. Take the most steps counted by a worker, and the lowest loss scale of all.
-
-        With fp16, each worker skips steps whose gradients overflow by itself. Otherwise some worker has
-        counted every step, and one that had no samples in the last has not.
-        """
+        """Collective with fp16. Take the most steps counted by a worker, and the lowest loss scale of all."""
+        # with fp16 each worker skips steps by itself; otherwise one without samples has not counted the last
         if self._loss_scale is None:
             self._steps.assign(self._steps_before + steps)
             return

@@ -81,10 +81,7 @@ class Update:
         return dense(gradients, self._parameters, self._zero), unused
 
     def reduce(self, gradients: Sequence[Tensor], vector: Tensor) -> tuple[list[Tensor], Tensor]:
-        """Collective. Return the sums of the gradients and of the step's vector over workers.
-
-        How many workers have a gradient of each parameter travels with it; who lacks one looks at that.
-        """
+        """Collective. Return the sums of the gradients and of the step's vector; see ``torch/``."""
         self._clock.ready([*gradients, vector])
         reduced, vector = self._reducer.finish(gradients, self._with_reached(vector))
         vector = self._without_reached(vector)
@@ -93,10 +90,7 @@ class Update:
         return reduced, vector
 
     def unscale_or_skip(self, gradients: list[Tensor], vector: Tensor) -> tuple[list[Tensor], Tensor]:
-        """Take the loss scale off the gradients; if they are not finite, ``update`` will skip the step.
-
-        If they are not at the lowest scale, the vector's flag is set: no scale will help.
-        """
+        """Take the loss scale off the gradients; if they are not finite, ``update`` will skip the step."""
         if self.loss_scale is None:
             self._is_finite = None
             return unscaled(gradients, self._own_scale), vector

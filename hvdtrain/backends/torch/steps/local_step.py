@@ -117,11 +117,8 @@ class LocalSteps(LocalStepsBase):
         self._starts = []
 
     def _agree(self, steps: int) -> None:
-        """Collective with fp16. Take the most steps counted by a worker, and the lowest loss scale of all.
-
-        With fp16, each worker skips steps whose gradients overflow by itself. Otherwise some worker has
-        counted every step, and one that had no samples in the last has not.
-        """
+        """Collective with fp16. Take the most steps counted by a worker, and the lowest loss scale of all."""
+        # with fp16 each worker skips steps by itself; otherwise one without samples has not counted the last
         if self._loss_scale is None:
             self._slots.set_steps(steps)
             return
@@ -158,10 +155,7 @@ class _Slots:
         self._before = {parameter: count.clone() for parameter, count in self._counts().items()}
 
     def fill(self) -> None:
-        """Let a task's optimizer make what it makes in its first step, if it has taken none.
-
-        The others may have taken one: this worker had no samples, or its gradients overflowed.
-        """
+        """Let a task's optimizer make what it makes in its first step, if only others have taken one."""
         if self._may_be_missing and not any(self._optimizer.state.values()):
             make_slots(self._optimizer)
             self.set_steps(0)

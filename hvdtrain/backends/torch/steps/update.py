@@ -114,14 +114,11 @@ class Update:
         return self._without_reached(vector)
 
     def unscale_or_skip(self, vector: torch.Tensor) -> bool:
-        """Take the loss scale off the gradients; return whether they are finite, or the step is skipped.
-
-        If they are not at the lowest scale, the vector's flag is set: no scale will help.
-        """
+        """Take the loss scale off the gradients; return whether they are finite, or the step is skipped."""
         if self.loss_scale is None:
             return True
         is_finite = self.loss_scale.unscale(self._gradients(), self._agreed)
-        vector[OVERFLOW_INDEX] = float(self.loss_scale.is_exhausted)
+        vector[OVERFLOW_INDEX] = float(self.loss_scale.is_exhausted)  # no scale will help
         return is_finite
 
     def normalize(self, counted: torch.Tensor | None, total_weight: float) -> None:
