@@ -1,7 +1,8 @@
 """Blocks of a Keras model that are computed again; ``torch/activations.py`` does the same for PyTorch."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import repeat
 from typing import Any
 
 import keras
@@ -78,12 +79,14 @@ def _recomputed(layer: Layer) -> Callable[..., Any]:
             if not drawn:
                 drawn.extend([] for _ in generators)
                 drawn.append([])  # so that it is not empty: the forward pass was done
-                with _recording(generators, drawn):
+                with _replaced("next", generators, map(_noting, generators, drawn)):
                     return forward(*own_args, **own_kwargs), _take_losses(layer)
             is_repeating = True
             try:
                 # the layer itself is called: outside of the model, its types and phase are to be set again
-                with _replaying(generators, drawn), _fixed(statistics):
+                # statistics stay as they are: the forward pass has moved them
+                fixed = _replaced("assign", statistics, repeat(lambda value: value))
+                with _replaced("next", generators, map(_giving, drawn)), fixed:
                     outputs = layer(*own_args, **{"training": True, **own_kwargs})
                     return outputs, list(repeated_losses)
             finally:
@@ -113,57 +116,33 @@ def _generators(layer: Layer) -> Iterator[Any]:
         yield from _generators(child)
 
 
-@contextmanager
-def _recording(generators: Sequence[Any], drawn: list[list[Tensor]]) -> Iterator[None]:
-    """Return a context that notes the seeds that generators give."""
+def _noting(generator: Any, seeds: list[Tensor]) -> Callable[..., Tensor]:
+    """Return what draws a generator's next seed, and notes it."""
+    draw = generator.next
 
-    def noting(generator: Any, seeds: list[Tensor]) -> Callable[..., Tensor]:
-        draw = generator.next
+    def next_seed(*args: Any, **kwargs: Any) -> Tensor:
+        seeds.append(draw(*args, **kwargs))
+        return seeds[-1]
 
-        def next_seed(*args: Any, **kwargs: Any) -> Tensor:
-            seeds.append(draw(*args, **kwargs))
-            return seeds[-1]
+    return next_seed
 
-        return next_seed
 
-    with ExitStack() as stack:
-        for generator, seeds in zip(generators, drawn, strict=False):
-            stack.enter_context(_replaced(generator, "next", noting(generator, seeds)))
-        yield
+def _giving(seeds: list[Tensor]) -> Callable[..., Tensor]:
+    """Return what gives the seeds that were noted, one after the other."""
+    left = iter(seeds)
+    return lambda *_, **__: next(left)
 
 
 @contextmanager
-def _replaying(generators: Sequence[Any], drawn: list[list[Tensor]]) -> Iterator[None]:
-    """Return a context in which generators give the seeds that were noted."""
-
-    def giving(seeds: list[Tensor]) -> Callable[..., Tensor]:
-        left = iter(seeds)
-        return lambda *_, **__: next(left)
-
-    with ExitStack() as stack:
-        for generator, seeds in zip(generators, drawn, strict=False):
-            stack.enter_context(_replaced(generator, "next", giving(seeds)))
-        yield
-
-
-@contextmanager
-def _fixed(variables: Sequence[Any]) -> Iterator[None]:
-    """Return a context in which variables stay as they are: the forward pass moved the statistics already."""
-    with ExitStack() as stack:
-        for variable in variables:
-            stack.enter_context(_replaced(variable, "assign", lambda value: value))
-        yield
-
-
-@contextmanager
-def _replaced(thing: Any, method: str, other: Callable[..., Any]) -> Iterator[None]:
-    """Return a context in which an object has another method; objects may stand in several."""
-    own = vars(thing).get(method)
-    vars(thing)[method] = other
+def _replaced(method: str, things: Sequence[Any], others: Iterable[Callable[..., Any]]) -> Iterator[None]:
+    """Return a context in which objects have other methods; contexts may lie in one another."""
+    before = [vars(thing).get(method) for thing in things]
+    for thing, other in zip(things, others, strict=False):
+        vars(thing)[method] = other
     try:
         yield
     finally:
-        if own is None:
-            del vars(thing)[method]
-        else:
-            vars(thing)[method] = own
+        for thing, own in zip(things, before, strict=True):
+            vars(thing).pop(method, None)  # one may stand among them twice
+            if own is not None:
+                vars(thing)[method] = own
