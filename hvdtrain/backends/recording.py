@@ -3,23 +3,31 @@
 import json
 import os
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from hvdtrain.workers.agreement import Workers
 
 
 class StepClockBase:
-    """What the clocks of both frameworks know of the job."""
+    """Measures how long this worker is busy from one reduction to the next: reading, computing, callbacks.
+
+    The time of a step travels with the next one, since that of a step ends when its gradients are sent.
+
+    Attributes:
+        timed: the number of ranks that ``numbers`` speaks of: the most that the job may have, so that the
+            vector of a step keeps its length when workers come and go; none if it is not measured.
+    """
 
     def __init__(self, workers: Workers, is_measured: bool) -> None:
         self._workers = workers
         self._is_measured = is_measured and workers.may_reduce
         # the most ranks that the job may have, so that a step's vector keeps its length
         self.timed = workers.most if self._is_measured else 0
+        self._is_waiting = False
 
 
 _TIMELINE, _DYNAMIC = "HOROVOD_TIMELINE", "DYNAMIC"
@@ -63,24 +71,6 @@ class Busy(NamedTuple):
     busy_seconds: float
 
 
-class StepRecorder(Protocol):
-    """Records a worker's steps. Local: no collective."""
-
-    timeline: "HorovodTimeline"
-
-    def start(self) -> None:
-        """Start the framework's profiler."""
-        ...
-
-    def stop(self) -> Operations:
-        """Stop the framework's profiler and return what it recorded."""
-        ...
-
-    def busy(self) -> Busy | None:
-        """Return what the step clock says; None if it does not measure this job."""
-        ...
-
-
 @contextmanager
 def timeline_requested(is_requested: bool) -> Iterator[None]:
     """Return a context in which ``hvd.init()`` prepares for a timeline, unless the user has it record one."""
@@ -94,12 +84,10 @@ def timeline_requested(is_requested: bool) -> Iterator[None]:
         os.environ.pop(_TIMELINE, None)
 
 
-def check_size(files: Iterable[Path], most_bytes: int) -> None:
-    """Check that what a profiler wrote can be read without taking memory that the training needs."""
-    if (size := sum(file.stat().st_size for file in files)) > most_bytes:
-        raise ValueError(
-            f"it has {size / 1e6:,.0f} MB, at most {most_bytes / 1e6:,.0f} are read: record fewer steps"
-        )
+def check_size(size: int, most: int, unit: str) -> None:
+    """Check that what a profiler recorded can be read without taking memory that the training needs."""
+    if size > most:
+        raise ValueError(f"it has {size:,} {unit}, at most {most:,} are read: record fewer steps")
 
 
 class HorovodTimeline:
@@ -130,3 +118,17 @@ class HorovodTimeline:
             self._hvd.stop_timeline()
             content = (Path(name) / "timeline.json").read_text(encoding="utf-8", errors="replace")
             return list(json.loads(content)) if content else []
+
+
+class StepRecorder:
+    """Records a worker's steps. Local: no collective.
+
+    Each framework's has ``start``, which starts its profiler, and ``stop``, which returns ``Operations``.
+    """
+
+    start: Any
+    stop: Any
+
+    def __init__(self, hvd: Any, clock: Any) -> None:
+        self.timeline = HorovodTimeline(hvd)
+        self.busy: Callable[[], Busy | None] = clock.busy  # what the clock says; None if it measures nothing

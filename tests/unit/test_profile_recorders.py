@@ -1,12 +1,12 @@
-"""What records steps: Horovod's timeline, and reading what PyTorch's profiler wrote."""
+"""What records steps: Horovod's timeline, and what PyTorch's profiler recorded."""
 
-import json
 import os
+import time
 from types import SimpleNamespace
 
 import pytest
+import torch
 
-from hvdtrain.backends.recording import Operation
 from hvdtrain.backends.torch.step_clock import operations_in
 from hvdtrain.config import Config
 from hvdtrain.jobs.train import run_job
@@ -14,24 +14,19 @@ from hvdtrain.jobs.train import run_job
 TIMELINE = "HOROVOD_TIMELINE"
 
 
-def test_a_trace_of_pytorch_becomes_spans():
-    track = {"pid": 7, "tid": 8}
-    events = [
-        {"ph": "M", "name": "thread_name", **track, "ts": 0, "args": {"name": "main"}},
-        {"ph": "M", "name": "process_name", "pid": 7, "tid": 0, "args": {"name": "python"}},
-        {"ph": "X", "cat": "kernel", "name": "gemm", "pid": 0, "tid": 3, "ts": 4.0, "dur": 2},
-        {"ph": "X", "cat": "cpu_op", "name": "aten::mm", **track, "ts": 1.5, "dur": 2.25, "args": {"Ev": 3}},
-        {"ph": "X", "cat": "Trace", "name": "PyTorch Profiler (0)", **track, "ts": 0, "dur": 9},
-        {"ph": "s", "cat": "fwdbwd", "name": "fwdbwd", "id": 1, **track, "ts": 1.5},
-        {"ph": "X", "cat": "user_annotation", "name": "Optimizer.step", **track, "ts": 3},
-    ]
-    found = operations_in(json.dumps({"baseTimeNanoseconds": 1000, "traceEvents": events}))
-    assert found.threads == ["3", "main"]
-    assert found.spans == [
-        Operation(1, "aten::mm", 2500, 4750, "operation"),
-        Operation(1, "Optimizer.step", 4000, 4000, "runtime"),
-        Operation(0, "gemm", 5000, 7000, "kernel"),
-    ]
+def test_what_pytorch_records_becomes_spans_by_the_clock_of_the_host():
+    profiler = torch.profiler.profile()
+    begin_ns = time.time_ns()
+    profiler.start()
+    with torch.profiler.record_function("mine"):
+        torch.ones(2, 2) @ torch.ones(2, 2)
+    profiler.stop()
+    found = operations_in(profiler.profiler.kineto_results.events())
+    kinds = {span.name: span.kind for span in found.spans}
+    assert (kinds["aten::mm"], kinds["mine"]) == ("operation", "runtime")
+    assert len(found.threads) == 1
+    assert all(begin_ns - 1e8 < span.begin_ns <= span.end_ns < time.time_ns() + 1e8 for span in found.spans)
+    assert [span.begin_ns for span in found.spans] == sorted(span.begin_ns for span in found.spans)
 
 
 @pytest.mark.parametrize(("window", "seen"), [("2-3", "DYNAMIC"), (None, None)])

@@ -15,10 +15,10 @@ from hvdtrain.backends.recording import (
     OPERATION,
     RUNTIME,
     Busy,
-    HorovodTimeline,
     Operation,
     Operations,
     StepClockBase,
+    StepRecorder,
     check_size,
 )
 from hvdtrain.backends.tensorflow.traced_workers import TracedWorkers
@@ -27,16 +27,14 @@ Tensor = Any
 
 
 class StepClock(StepClockBase):
-    """Measures how long this worker is busy from one reduction to the next: reading, computing, callbacks.
+    """Measures how long this worker is busy from one reduction to the next.
 
-    The time of a step travels with the next one, since that of a step ends when its gradients are sent. It
-    is taken inside of the compiled step, by the system's clock: a step in which that is set back counts 0.
+    Time is taken inside of the compiled step, by the system's clock; a step in which that is set back is 0.
     """
 
     def __init__(self, workers: TracedWorkers, is_measured: bool) -> None:
         super().__init__(workers.workers, is_measured)
         self._traced = workers
-        self._is_waiting = False
         if self._is_measured:
             self._seconds = tf.Variable(0.0, trainable=False, name="busy_seconds")
             self._begun_seconds = tf.Variable(time.time(), trainable=False, name="begun", dtype=tf.float64)
@@ -97,12 +95,11 @@ _LEFT_OUT = ("ThreadpoolListener::",)  # marks of the profiler itself
 _MOST_BYTES = 64 << 20  # of a million operations
 
 
-class ProfilerRecorder:
+class ProfilerRecorder(StepRecorder):
     """Records a worker's steps."""
 
     def __init__(self, clock: StepClock) -> None:
-        self.timeline = HorovodTimeline(hvd)
-        self._clock = clock
+        super().__init__(hvd, clock)
         self._folder: tempfile.TemporaryDirectory[str] | None = None
 
     def start(self) -> None:
@@ -121,12 +118,8 @@ class ProfilerRecorder:
         with folder as name:
             tf.profiler.experimental.stop()
             files = sorted(Path(name).rglob("*.xplane.pb"))
-            check_size(files, _MOST_BYTES)
+            check_size(sum(file.stat().st_size for file in files), _MOST_BYTES, "bytes")
             return operations_in([path.read_bytes() for path in files])
-
-    def busy(self) -> Busy | None:
-        """Return what the step clock says; None if it does not measure this job."""
-        return self._clock.busy()
 
 
 def operations_in(files: list[bytes]) -> Operations:

@@ -1,12 +1,10 @@
 """How long this worker is busy with its own part of a step, in PyTorch, apart from waiting for others."""
 
-import json
 import os
 import sys
-import tempfile
 import time
-from pathlib import Path
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 import horovod.torch as hvd
 import torch
@@ -16,26 +14,22 @@ from hvdtrain.backends.recording import (
     OPERATION,
     RUNTIME,
     Busy,
-    HorovodTimeline,
     Operation,
     Operations,
     StepClockBase,
+    StepRecorder,
     check_size,
 )
 from hvdtrain.workers.agreement import Workers
 
 
 class StepClock(StepClockBase):
-    """Measures how long this worker is busy from one reduction to the next: reading, computing, callbacks.
-
-    The time of a step travels with the next one, since that of a step ends when its gradients are sent.
-    """
+    """Measures how long this worker is busy from one reduction to the next."""
 
     def __init__(self, workers: Workers, is_measured: bool) -> None:
         super().__init__(workers, is_measured)
         self._seconds = torch.zeros(self.timed)
         self._begun_seconds = time.perf_counter()
-        self._is_waiting = False
 
     def enter_world(self) -> None:
         """Forget what a rank of the world before had measured. Local."""
@@ -76,17 +70,15 @@ class StepClock(StepClockBase):
 
 
 _KINDS = {"cpu_op": OPERATION, "kernel": KERNEL, "gpu_memcpy": KERNEL, "gpu_memset": KERNEL}
-_LEFT_OUT = ("Trace", "overhead")  # of the profiler itself
-_MOST_BYTES = 256 << 20  # of a million operations
+_MOST = 1_000_000  # operations
 
 
-class ProfilerRecorder:
+class ProfilerRecorder(StepRecorder):
     """Records a worker's steps."""
 
     def __init__(self, clock: StepClock) -> None:
-        self.timeline = HorovodTimeline(hvd)
-        self._clock = clock
-        self._profiler: torch.profiler.profile | None = None
+        super().__init__(hvd, clock)
+        self._profiler: Any = None
 
     def start(self) -> None:
         """Start the framework's profiler."""
@@ -102,58 +94,24 @@ class ProfilerRecorder:
         if profiler is None:
             return Operations()
         profiler.stop()
-        with tempfile.TemporaryDirectory(prefix="hvdtrain-profile-", ignore_cleanup_errors=True) as folder:
-            path = Path(folder) / "trace.json"
-            profiler.export_chrome_trace(str(path))
-            check_size([path], _MOST_BYTES)
-            return operations_in(path.read_text(encoding="utf-8", errors="replace"))
-
-    def busy(self) -> Busy | None:
-        """Return what the step clock says; None if it does not measure this job."""
-        return self._clock.busy()
+        return operations_in(profiler.profiler.kineto_results.events())
 
 
-def operations_in(content: str) -> Operations:
-    """Return the spans of a Chrome trace of PyTorch's profiler."""
-    trace = json.loads(content, object_hook=_small)
-    epoch_ns, found = int(trace.get("baseTimeNanoseconds", 0)), Operations()
-    events = trace["traceEvents"]
-    names = {event.track: event.name for event in events if isinstance(event, _Thread)}
-    places: dict[tuple[Any, Any], int] = {}
+def operations_in(events: Sequence[Any]) -> Operations:
+    """Return the spans of what PyTorch's profiler recorded."""
+    check_size(len(events), _MOST, "operations")
+    found, places = Operations(), dict[tuple[bool, int, int], int]()
     for event in events:
-        if not isinstance(event, _Span):
-            continue
-        if event.track not in places:
-            places[event.track] = len(found.threads)
-            found.threads.append(str(names.get(event.track, event.track[1])))
-        begin_ns = epoch_ns + round(1000 * event.begin_us)
-        end_ns = begin_ns + round(1000 * event.length_us)
-        found.spans.append(Operation(places[event.track], event.name, begin_ns, end_ns, event.kind))
+        is_host = event.device_type() == torch.profiler.DeviceType.CPU
+        name, number = sys.intern(event.name()), event.device_resource_id()
+        if hasattr(event, "activity_type"):
+            kind = _KINDS.get(event.activity_type(), RUNTIME)
+        else:  # an older PyTorch
+            kind = KERNEL if not is_host else OPERATION if "::" in name else RUNTIME
+        track = is_host, event.device_index(), number
+        if track not in places:
+            places[track] = len(found.threads)
+            found.threads.append(f"{'thread' if is_host else 'stream'} {number}")
+        found.spans.append(Operation(places[track], name, event.start_ns(), event.end_ns(), kind))
     found.spans.sort(key=lambda span: span.begin_ns)
     return found
-
-
-class _Span(NamedTuple):
-    track: tuple[Any, Any]
-    name: str
-    begin_us: float
-    length_us: float
-    kind: str
-
-
-class _Thread(NamedTuple):
-    track: tuple[Any, Any]
-    name: str
-
-
-def _small(value: dict[str, Any]) -> Any:
-    """Return what is kept of an object of the trace as it is read: all together they take a gigabyte."""
-    if "ph" not in value:
-        return value
-    if value["ph"] == "M" and value["name"] == "thread_name":
-        return _Thread((value["pid"], value["tid"]), value["args"]["name"])
-    if value["ph"] != "X" or value.get("cat") in _LEFT_OUT:
-        return None
-    kind = _KINDS.get(value.get("cat", ""), RUNTIME)
-    name = sys.intern(str(value["name"]))
-    return _Span((value["pid"], value["tid"]), name, value["ts"], value.get("dur", 0), kind)
