@@ -1,5 +1,6 @@
 """Rules of both frameworks: the loss scale of fp16, lars, which parameters are matrices, repeated blocks."""
 
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from hvdtrain.backends.workers import HorovodWorkers, Sized
@@ -24,19 +25,13 @@ class LossScaleBase:
     """Keeps the gradients of fp16 in its range: they are scaled up before and down after.
 
     If gradients overflow, the step is skipped and the scale halves; after many steps without an
-    overflow it doubles. What is checked are the reduced gradients, which all workers have in common, so
-    all decide alike without another collective.
-
-    Source: Micikevicius et al. 2018 (arXiv:1710.03740), with the numbers of torch.amp.GradScaler.
-
-    Attributes:
-        is_exhausted: whether the last step's gradients overflowed at the lowest scale: it is no longer
-            fp16 that is to blame.
+    overflow it doubles. What is checked are the reduced gradients, which all workers have in common.
+    Source: Micikevicius et al. 2018 (arXiv:1710.03740).
     """
 
     value: Any
     skipped: Any
-    is_exhausted: Any
+    is_exhausted: Any  # whether the last step's gradients overflowed at the lowest scale
 
     def __init__(self, workers: Sized, growth_interval: int) -> None:
         self._workers = workers
@@ -44,10 +39,7 @@ class LossScaleBase:
 
     @property
     def factor(self) -> Any:
-        """What gradients are multiplied by: the scale, times the number of workers.
-
-        A worker's gradient is its part of the mean over all of them, and gets smaller as they get more.
-        """
+        """What gradients are multiplied by: the scale, times the workers of whose mean each has a part."""
         return self.value * self._workers.size
 
 
@@ -59,26 +51,14 @@ _NEVER = ("bias", "beta", "gamma")
 
 
 def is_matrix(path: str, shape: tuple[int, ...]) -> bool:
-    """Return whether a parameter is no bias and belongs to no norm.
+    """Return whether a parameter is no bias and belongs to no norm, by its portable name and shape.
 
     lars and lamb scale its update by its norm; without ``decay_norms_and_biases``, others do not decay.
-
-    Biases and what norms multiply by and add are left out, as is usual: their own norm says nothing of
-    how far they may move. Names and shapes are the portable ones, so both frameworks agree.
     """
     return len(shape) > 1 and path.rpartition("/")[2] not in _NEVER
 
 
 MARK = "recompute"  # the attribute of a block, or of its class
-
-
-def no_blocks(method: str, base: str, otherwise: str) -> TaskError:
-    """Return the error about a model without blocks."""
-    return TaskError(
-        f"checkpoint_activations: {method} gave a model without repeated blocks",
-        f"Give the class of the block, a {base}, the attribute {MARK} = True, {otherwise}; "
-        "or leave --checkpoint-activations out.",
-    )
 
 
 def check_gpus(cards: int, library: str, build: str, workers: HorovodWorkers) -> None:
@@ -93,3 +73,42 @@ def check_gpus(cards: int, library: str, build: str, workers: HorovodWorkers) ->
             f"{workers.host} has {cards} GPUs for {workers.local_size} workers; each worker needs one",
             f"Start at most {cards} workers on this host, or use --device cpu.",
         )
+def find_blocks(
+    model: Any,
+    children: Callable[[Any], Iterable[tuple[str, Any]]],
+    is_repeatable: Callable[[Any, Any], bool],
+    remedy: tuple[str, str, str],
+) -> list[Any]:
+    """Return the blocks of a model: the outermost marked ones, or those of one class in one place.
+
+    A child of a part may be repeated if ``is_repeatable(part, child)``; the remedy names the method that made
+    the model, the class of blocks, and how else there are some.
+    """
+
+    def below(part: Any, chosen: Callable[[Any], set[int]]) -> Iterator[Any]:
+        own = chosen(part)
+        for _, child in children(part):
+            if id(child) in own:
+                yield child
+            else:
+                yield from below(child, chosen)
+
+    def marked(part: Any) -> set[int]:
+        return {id(child) for _, child in children(part) if getattr(child, MARK, False) is True}
+
+    def repeated(part: Any) -> set[int]:
+        alike: dict[type, set[int]] = {}
+        for _, child in children(part):
+            if is_repeatable(part, child):
+                alike.setdefault(type(child), set()).add(id(child))
+        return {key for keys in alike.values() if len(keys) > 1 for key in keys}
+
+    found = list(below(model, marked)) or list(below(model, repeated))
+    if not found:
+        method, base, otherwise = remedy
+        raise TaskError(
+            f"checkpoint_activations: {method} gave a model without repeated blocks",
+            f"Give the class of the block, a {base}, the attribute {MARK} = True, {otherwise}; "
+            "or leave --checkpoint-activations out.",
+        )
+    return list({id(block): block for block in found}.values())

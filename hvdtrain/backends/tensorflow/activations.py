@@ -8,47 +8,23 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from hvdtrain.backends.options import MARK, no_blocks
+from hvdtrain.backends.options import find_blocks
 from hvdtrain.backends.tensorflow.state.layouts import children
 
 Layer = Any
 Tensor = Any
 
 
-def apply_activation_checkpointing(model: Layer) -> list[str]:
+def apply_activation_checkpointing(model: Layer) -> None:
     """Let a model keep what goes into its blocks, and compute the rest again where it is needed."""
-    blocks = dict(_marked(model)) or dict(_repeated(model))
-    if not blocks:
-        raise no_blocks("tf_model()", "keras.layers.Layer", "or use two or more of it in one place")
-    for layer in {id(layer): layer for layer in blocks.values()}.values():
+    remedy = "tf_model()", "keras.layers.Layer", "or use two or more of it in one place"
+    for layer in find_blocks(model, children, _is_repeatable, remedy):
         layer.call = _recomputed(layer)
-    return list(blocks)
 
 
-def _marked(layer: Layer, path: str = "") -> Iterator[tuple[str, Layer]]:
-    """Return the outermost layers that say, or whose class says, that they are blocks."""
-    for name, child in children(layer):
-        inner = f"{path}/{name}" if path else name
-        if getattr(child, MARK, False) is True:
-            yield inner, child
-        else:
-            yield from _marked(child, inner)
-
-
-def _repeated(layer: Layer, path: str = "") -> Iterator[tuple[str, Layer]]:
-    """Return layers of a class that is not Keras's own, which a layer holds two or more of, with weights."""
-    below = list(children(layer))
-    alike: dict[type, set[int]] = {}
-    for _, child in below:
-        if child.weights and not type(child).__module__.startswith("keras."):
-            alike.setdefault(type(child), set()).add(id(child))
-    chosen = {key for keys in alike.values() if len(keys) > 1 for key in keys}
-    for name, child in below:
-        inner = f"{path}/{name}" if path else name
-        if id(child) in chosen:
-            yield inner, child
-        else:
-            yield from _repeated(child, inner)
+def _is_repeatable(_: Layer, child: Layer) -> bool:
+    """Return whether a layer has weights, of a class that is not Keras's own."""
+    return bool(child.weights) and not type(child).__module__.startswith("keras.")
 
 
 def _recomputed(layer: Layer) -> Callable[..., Any]:

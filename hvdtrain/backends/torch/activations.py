@@ -12,47 +12,22 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
-from hvdtrain.backends.options import MARK, no_blocks
+from hvdtrain.backends.options import find_blocks
 
 # what batch norm, and whatever names its statistics alike, moves in every forward pass
 _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
 
-def apply_activation_checkpointing(model: nn.Module) -> list[str]:
+def apply_activation_checkpointing(model: nn.Module) -> None:
     """Let a model keep what goes into its blocks, and compute the rest again where it is needed."""
-    blocks = dict(_marked(model)) or dict(_repeated(model))
-    if not blocks:
-        raise no_blocks("torch_model()", "torch.nn.Module", "or keep two or more of it in a ModuleList")
-    for block in blocks.values():
+    remedy = "torch_model()", "torch.nn.Module", "or keep two or more of it in a ModuleList"
+    for block in find_blocks(model, nn.Module.named_children, _is_repeatable, remedy):
         block.forward = _recomputed(block)
-    return list(blocks)
 
 
-def _marked(module: nn.Module, path: str = "") -> Iterator[tuple[str, nn.Module]]:
-    """Return the outermost modules that say, or whose class says, that they are blocks."""
-    for name, child in module.named_children():
-        inner = f"{path}.{name}" if path else name
-        if getattr(child, MARK, False) is True:
-            yield inner, child
-        else:
-            yield from _marked(child, inner)
-
-
-def _repeated(module: nn.Module, path: str = "") -> Iterator[tuple[str, nn.Module]]:
-    """Return what stands two or more times in a list of modules, and has parameters."""
-    children = dict(module.named_children())
-    alike: dict[type, list[str]] = {}
-    if isinstance(module, nn.ModuleList | nn.Sequential):
-        for name, child in children.items():
-            if next(child.parameters(), None) is not None:
-                alike.setdefault(type(child), []).append(name)
-    chosen = {name for names in alike.values() if len(names) > 1 for name in names}
-    for name, child in children.items():
-        inner = f"{path}.{name}" if path else name
-        if name in chosen:
-            yield inner, child
-        else:
-            yield from _repeated(child, inner)
+def _is_repeatable(module: nn.Module, child: nn.Module) -> bool:
+    """Return whether a part that has parameters stands in a list of modules."""
+    return isinstance(module, nn.ModuleList | nn.Sequential) and next(child.parameters(), None) is not None
 
 
 def _recomputed(block: nn.Module) -> Callable[..., Any]:
