@@ -73,6 +73,8 @@ def check_gpus(cards: int, library: str, build: str, workers: HorovodWorkers) ->
             f"{workers.host} has {cards} GPUs for {workers.local_size} workers; each worker needs one",
             f"Start at most {cards} workers on this host, or use --device cpu.",
         )
+
+
 def find_blocks(
     model: Any,
     children: Callable[[Any], Iterable[tuple[str, Any]]],

@@ -25,7 +25,6 @@ class StepClockBase:
     def __init__(self, workers: Workers, is_measured: bool) -> None:
         self._workers = workers
         self._is_measured = is_measured and workers.may_reduce
-        # the most ranks that the job may have, so that a step's vector keeps its length
         self.timed = workers.most if self._is_measured else 0
         self._is_waiting = False
 

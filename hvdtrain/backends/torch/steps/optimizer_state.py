@@ -1,6 +1,6 @@
 """PyTorch optimizers as portable state, and the state of a whole job: loading and snapshots."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -156,46 +156,26 @@ class TrainingState(CommonState):
     def broadcast_optimizers(self, workers: Workers, root: int) -> None:
         """Collective. Copy what the root's optimizers keep to every worker's."""
         # made here: Horovod makes missing slots by a step that moves parameters and options
-        has_slots = workers.broadcast_object(self.has_slots(), root)
-        self.follow(has_slots)
-        for optimizer, has_some in zip(self._optimizers, has_slots, strict=True):
+        has_slots = workers.broadcast_object([part.has_slots() for part in self._parts], root)
+        for part, has_some in zip(self._parts, has_slots, strict=True):
+            part.follow(has_some)
             if has_some:
-                broadcast_optimizer(optimizer, workers, root)
+                broadcast_optimizer(part.optimizer, workers, root)
 
     def broadcast_ema(self, root: int) -> None:
         """Collective. Copy the root's moving average to every worker, after the weights."""
         broadcast_tensors(self.ema.to_broadcast(), root, label="ema")
 
-    def follow(self, root_has_slots: Sequence[bool]) -> None:
-        """Make or drop this worker's slots, so that each optimizer has them where the root's has them."""
-        for part, has_slots in zip(self._parts, root_has_slots, strict=True):
-            if has_slots and not part.has_slots():
-                part.make_slots()
-            elif not has_slots and part.starts_empty:
-                part.clear()
-
-    def has_slots(self) -> list[bool]:
-        """Return whether each optimizer keeps anything yet."""
-        return [part.has_slots() for part in self._parts]
-
-    def make_slots(self) -> None:
-        """Let the optimizers make their slots, by steps with zero gradients that change nothing else."""
-        for part in self._parts:
-            part.make_slots()
-
 
 class _OptimizerState:
-    """One optimizer as portable state.
-
-    Attributes:
-        starts_empty: whether it makes its slots in its first step, as optimizers of tasks do.
-    """
+    """One optimizer as portable state."""
 
     def __init__(self, model: ModelState, optimizer: torch.optim.Optimizer, prefix: str) -> None:
         self._model = model
-        self._optimizer = optimizer
+        self.optimizer = optimizer
         self._prefix = f"optimizer/{prefix}"
         self._step = f"{self._prefix}step"
+        # whether it makes its slots in its first step, as optimizers of tasks do
         self.starts_empty = not self.has_slots()
 
     def is_in(self, state: StateArrays) -> bool:
@@ -205,14 +185,14 @@ class _OptimizerState:
     def check(self) -> None:
         """Check that everything the optimizer keeps can be saved."""
         known = {id(entry.tensor): entry.path for entry in self._model.entries}
-        for parameter, slots in self._optimizer.state.items():
+        for parameter, slots in self.optimizer.state.items():
             if not isinstance(parameter, torch.Tensor) or id(parameter) not in known:
                 where = "another tensor" if isinstance(parameter, torch.Tensor) else repr(parameter)
-                raise _cannot_be_saved(self._optimizer, f"it keeps something for {where}, no parameter")
+                raise _cannot_be_saved(self.optimizer, f"it keeps something for {where}, no parameter")
             for key, value in slots.items():
                 if not isinstance(value, torch.Tensor | int | float | np.number | None):
                     found = f"{key!r} of {known[id(parameter)]} is a {type(value).__name__}"
-                    raise _cannot_be_saved(self._optimizer, found)
+                    raise _cannot_be_saved(self.optimizer, found)
 
     def values(self) -> PortableState:
         """Return the numbers that are no tensors, and the counts of steps."""
@@ -239,15 +219,22 @@ class _OptimizerState:
 
     def has_slots(self) -> bool:
         """Return whether the optimizer keeps anything yet."""
-        return any(self._optimizer.state.values())
+        return any(self.optimizer.state.values())
+
+    def follow(self, has_slots: bool) -> None:
+        """Make or drop the slots, so that there are some where the root has them."""
+        if has_slots and not self.has_slots():
+            self.make_slots()
+        elif not has_slots and self.starts_empty:
+            self.clear()
 
     def clear(self) -> None:
         """Drop everything that the optimizer keeps."""
-        self._optimizer.state.clear()
+        self.optimizer.state.clear()
 
     def make_slots(self, state: StateArrays | None = None) -> None:
         """Let the optimizer make its slots, by a step with zero gradients that changes nothing else."""
-        make_slots(self._optimizer)
+        make_slots(self.optimizer)
         if state is None:
             return
         saved = {
@@ -260,8 +247,8 @@ class _OptimizerState:
             entry.tensor for entry, key, _ in self._rest() if f"{self._slot(key)}/{entry.path}" in state
         }
         if saved:
-            for tensor in self._optimizer.state.keys() - saved:
-                del self._optimizer.state[tensor]
+            for tensor in self.optimizer.state.keys() - saved:
+                del self.optimizer.state[tensor]
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Return the shapes of the slots and of the numbers, by portable name."""
@@ -286,7 +273,7 @@ class _OptimizerState:
 
     def _numbers(self) -> list[_Number]:
         return [
-            _Number(f"{self._slot(key)}/{entry.path}", self._optimizer.state[entry.tensor], key)
+            _Number(f"{self._slot(key)}/{entry.path}", self.optimizer.state[entry.tensor], key)
             for entry, key, value in self._rest()
             if not isinstance(value, torch.Tensor)
         ]
@@ -302,12 +289,12 @@ class _OptimizerState:
         return [
             _Number(f"{PRIVATE['torch']}{self._step}/{entry.path}", slots, "step")
             for entry in self._model.entries
-            if "step" in (slots := self._optimizer.state.get(entry.tensor, {}))
+            if "step" in (slots := self.optimizer.state.get(entry.tensor, {}))
         ]
 
     def _slots_of(self, tensor: torch.Tensor) -> dict[str, Any]:
         """Return a parameter's part of the optimizer's state, without its count of steps."""
-        slots = self._optimizer.state.get(tensor, {})
+        slots = self.optimizer.state.get(tensor, {})
         return {key: value for key, value in slots.items() if key != "step"}
 
     def _slot(self, key: str) -> str:
@@ -316,13 +303,9 @@ class _OptimizerState:
 
 def _cannot_be_saved(optimizer: torch.optim.Optimizer, found: str) -> TaskError:
     return TaskError(
-        f"the state of {_kind(optimizer)} cannot be saved: {found}",
+        f"the state of {type(optimizer).__name__} cannot be saved: {found}",
         "It may hold tensors and numbers for each parameter; give another optimizer in torch_optimizer().",
     )
-
-
-def _kind(optimizer: torch.optim.Optimizer) -> str:
-    return type(optimizer).__name__
 
 
 def _shaped_as(value: Any, tensor: torch.Tensor) -> bool:
