@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 from support.twins import RANDOM, KerasSide, TorchSide, keras, optimizer_part, torch
 
+from hvdtrain.backends.optimizers import ParameterOptions
 from hvdtrain.backends.options import is_matrix
-from hvdtrain.backends.tensorflow.steps.optimizers import large_batch_optimizer as keras_optimizer
+from hvdtrain.backends.tensorflow.steps.optimizers import choose_optimizer as keras_optimizer
 from hvdtrain.backends.torch.state.tensors import fill_slots
-from hvdtrain.backends.torch.steps.optimizers import large_batch_optimizer as torch_optimizer
+from hvdtrain.backends.torch.steps.optimizers import choose_optimizer as torch_optimizer
 from hvdtrain.config import Config
 
 nn, layers = torch.nn, keras.layers
@@ -42,18 +43,23 @@ class KerasNet(keras.Model):
         self.built = True
 
 
+def options(config, model):
+    return {one.name: ParameterOptions(1.0, config.weight_decay) for one in model.trainable_fields()}
+
+
 def torch_side(config):
     module = TorchNet()
-    fields = TorchSide(module).state.model.trainable_fields()
-    side = TorchSide(module, torch_optimizer(config, fields))
+    model = TorchSide(module).state.model
+    side = TorchSide(module, torch_optimizer(None, config, model, options(config, model)))
     fill_slots(side.optimizer)
     side.state = type(side.state)(side.state.model, side.optimizer)
     return side
 
 
 def keras_side(config):
-    model = KerasNet()
-    return KerasSide(model, keras_optimizer(config, KerasSide(model).state.model.trainable_fields()))
+    net = KerasNet()
+    model = KerasSide(net).state.model
+    return KerasSide(net, keras_optimizer(None, config, model, options(config, model)))
 
 
 def torch_step(side, gradients, rate):

@@ -1,6 +1,6 @@
 """The optimizer that a task brings or the config names; as in ``tensorflow/steps/optimizers.py``."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -26,19 +26,6 @@ Group = dict[str, Any]
 Tensors = list[torch.Tensor]
 
 
-def large_batch_optimizer(
-    config: Config, fields: Iterable[Field], options: Mapping[torch.Tensor, ParameterOptions] | None = None
-) -> torch.optim.Optimizer:
-    """Make lars or lamb, as the config says, for a model's trainable arrays."""
-    plain = ParameterOptions(1.0, config.weight_decay)
-    groups = _groups(fields, lambda tensor: plain if options is None else options[tensor])
-    if not groups:  # of a stage without parameters
-        groups = [{"params": [], "parts": (), "adapts": False, "decay": 0.0, "lr_scale": 1.0}]
-    if config.optimizer == "lars":
-        return LARS(groups, config.momentum)
-    return LAMB(groups, (config.adam_beta1, config.adam_beta2), config.adam_epsilon)
-
-
 class LARS(torch.optim.SGD):
     """Stochastic gradient descent whose gradient is scaled to each parameter's norm.
 
@@ -60,13 +47,23 @@ class LARS(torch.optim.SGD):
         # a loss scaler must give gradients of their own size, not leave that to sgd's operation
         self._step_supports_amp_scaling = False
 
+    @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
         """Scale the gradients, in place, and take a step of sgd."""
-        with torch.no_grad():
-            for group in self.param_groups:
-                if group["adapts"]:
-                    _scale_gradients(group)
+        for group in self.param_groups:
+            if group["adapts"]:
+                self._scale_gradients(group)
         return super().step(closure)
+
+    def _scale_gradients(self, group: Group) -> None:
+        weights, gradients = _parts(group, {id(p): p.grad for p in group["params"]})
+        l2 = group["decay"]
+        if not weights:
+            return
+        w, g = _norms(weights), _norms(gradients)
+        if l2:
+            torch._foreach_add_(gradients, weights, alpha=l2)
+        torch._foreach_mul_(gradients, _factors(w, g, LARS_TRUST * w / (g + l2 * w + LARS_EPSILON)))
 
 
 class LAMB(torch.optim.Optimizer):
@@ -87,119 +84,63 @@ class LAMB(torch.optim.Optimizer):
     def __init__(self, params: Iterable[Any], betas: tuple[float, float], eps: float) -> None:
         super().__init__(params, {"lr": 1e-3, "betas": betas, "eps": eps})
 
+    @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
         """Take a step."""
-        loss = closure() if closure is not None else None
-        with torch.no_grad():
-            for group in self.param_groups:
-                tensors = [p for p in group["params"] if p.grad is not None]
-                if tensors:
-                    _lamb_step(group, tensors, [self.state[p] for p in tensors])
-        return loss
+        for group in self.param_groups:
+            tensors = [p for p in group["params"] if p.grad is not None]
+            updates = self._updates(group, tensors) if tensors else []
+            if group["adapts"]:
+                if updates and group["decay"]:
+                    torch._foreach_add_(updates, tensors, alpha=group["decay"])
+                of_tensors = dict(zip(map(id, tensors), updates, strict=True))
+                weights, parts = _parts(group, of_tensors)
+                if weights:
+                    w, u = _norms(weights), _norms(parts)
+                    torch._foreach_mul_(parts, _factors(w, u, w / u))
+            if updates:
+                torch._foreach_add_(tensors, updates, alpha=-group["lr"])
+
+    def _updates(self, group: Group, tensors: Tensors) -> Tensors:
+        """Move the moments, and return adam's updates without the learning rate."""
+        states = [self.state[tensor] for tensor in tensors]
+        for tensor, state in zip(tensors, states, strict=True):
+            if not state:
+                state["step"] = torch.zeros(())  # on the host, which computes with it
+                state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(tensor), torch.zeros_like(tensor)
+            state["step"] += 1
+        beta1, beta2 = group["betas"]
+        gradients = [tensor.grad for tensor in tensors if tensor.grad is not None]
+        first, second = ([state[name] for state in states] for name in ("exp_avg", "exp_avg_sq"))
+        steps = [int(state["step"]) for state in states]
+        torch._foreach_lerp_(first, gradients, 1 - beta1)
+        torch._foreach_mul_(second, beta2)
+        torch._foreach_addcmul_(second, gradients, gradients, 1 - beta2)
+        scales = list(torch._foreach_sqrt(second))
+        torch._foreach_div_(scales, [(1 - beta2**step) ** 0.5 for step in steps])
+        torch._foreach_add_(scales, group["eps"])
+        torch._foreach_mul_(scales, [1 - beta1**step for step in steps])
+        return list(torch._foreach_div(first, scales))
 
 
-def _groups(fields: Iterable[Field], options: Callable[[torch.Tensor], ParameterOptions]) -> list[Group]:
-    """Return groups of tensors: those that it adapts to, with the parts that have norms, and others."""
-    adapted: dict[torch.Tensor, list[tuple[int, int]]] = {}
-    others: dict[torch.Tensor, None] = {}
-    for field in fields:
-        for tensor in field.tensors:
-            if not tensor.requires_grad:
-                continue
-            if is_matrix(field.path, field.shape):
-                start, stop, _ = (field.rows or slice(None)).indices(len(tensor))
-                adapted.setdefault(tensor, []).append((start, stop))
-            else:
-                others[tensor] = None
-    groups: dict[tuple[bool, ParameterOptions], Group] = {}
-    for tensor in [*adapted, *(tensor for tensor in others if tensor not in adapted)]:
-        own = options(tensor)
-        adapts_to = tensor in adapted
-        empty = {
-            "params": [],
-            "parts": (),
-            "adapts": adapts_to,
-            "decay": own.weight_decay,
-            "lr_scale": own.factor,
-        }
-        group = groups.setdefault((adapts_to, own), empty)
-        group["params"].append(tensor)
-        if adapts_to:
-            group["parts"] += (tuple(adapted[tensor]),)
-    return list(groups.values())
-
-
-def _parts(group: Group) -> tuple[Tensors, Tensors]:
-    """Return the parts of a group's weights that have norms of their own, and their gradients."""
+def _parts(group: Group, others: Mapping[int, torch.Tensor | None]) -> tuple[Tensors, Tensors]:
+    """Return the parts of a group's weights that have norms of their own, and of what each weight has."""
     found = [
-        (p[start:stop], p.grad[start:stop])
+        (p[start:stop], other[start:stop])
         for p, parts in zip(group["params"], group["parts"], strict=False)
-        if p.grad is not None
+        if (other := others.get(id(p))) is not None
         for start, stop in parts
     ]
-    return [weight for weight, _ in found], [gradient for _, gradient in found]
+    return [weight for weight, _ in found], [other for _, other in found]
 
 
-def _scale_gradients(group: Group) -> None:
-    weights, gradients = _parts(group)
-    if not weights:
-        return
-    l2 = group["decay"]
-    factors = _factors(weights, gradients, lambda w, g: LARS_TRUST * w / (g + l2 * w + LARS_EPSILON))
-    if l2:
-        torch._foreach_add_(gradients, weights, alpha=l2)
-    torch._foreach_mul_(gradients, factors)
+def _norms(tensors: Tensors) -> torch.Tensor:
+    return torch.stack(list(torch._foreach_norm(tensors)))
 
 
-def _lamb_step(group: Group, tensors: Tensors, states: list[dict[str, Any]]) -> None:
-    for tensor, state in zip(tensors, states, strict=True):
-        if not state:
-            state["step"] = torch.zeros(())  # on the host, which computes with it
-            state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(tensor), torch.zeros_like(tensor)
-        state["step"] += 1
-    beta1, beta2 = group["betas"]
-    gradients = [tensor.grad for tensor in tensors if tensor.grad is not None]
-    first, second = ([state[name] for state in states] for name in ("exp_avg", "exp_avg_sq"))
-    steps = [int(state["step"]) for state in states]
-    torch._foreach_lerp_(first, gradients, 1 - beta1)
-    torch._foreach_mul_(second, beta2)
-    torch._foreach_addcmul_(second, gradients, gradients, 1 - beta2)
-    updates = _corrected_updates(first, second, steps, group)
-    if group["adapts"]:
-        if group["decay"]:
-            torch._foreach_add_(updates, tensors, alpha=group["decay"])
-        pairs = [
-            (tensor[start:stop], update[start:stop])
-            for tensor, update, parts in zip(tensors, updates, _parts_of(group, tensors), strict=True)
-            for start, stop in parts
-        ]
-        weights, parts = [weight for weight, _ in pairs], [update for _, update in pairs]
-        torch._foreach_mul_(parts, _factors(weights, parts, torch.div))
-    torch._foreach_add_(tensors, updates, alpha=-group["lr"])
-
-
-def _corrected_updates(first: Tensors, second: Tensors, steps: list[int], group: Group) -> Tensors:
-    """Return adam's updates without the learning rate, as tensors of their own."""
-    beta1, beta2 = group["betas"]
-    scales = list(torch._foreach_sqrt(second))
-    torch._foreach_div_(scales, [(1 - beta2**step) ** 0.5 for step in steps])
-    torch._foreach_add_(scales, group["eps"])
-    torch._foreach_mul_(scales, [1 - beta1**step for step in steps])
-    return list(torch._foreach_div(first, scales))
-
-
-def _parts_of(group: Group, tensors: Tensors) -> list[tuple[tuple[int, int], ...]]:
-    known = {id(p): parts for p, parts in zip(group["params"], group["parts"], strict=True)}
-    return [known[id(tensor)] for tensor in tensors]
-
-
-def _factors(
-    weights: Tensors, others: Tensors, formula: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-) -> Tensors:
-    """Return a factor for each weight by a formula of two norms; 1 where either is 0."""
-    w, other = (torch.stack(list(torch._foreach_norm(one))) for one in (weights, others))
-    factors = torch.where((w > 0) & (other > 0), formula(w, other), torch.ones_like(w))
-    return list(factors.unbind())
+def _factors(w: torch.Tensor, other: torch.Tensor, factors: torch.Tensor) -> Tensors:
+    """Return the factor of each weight; 1 where either norm is 0."""
+    return list(torch.where((w > 0) & (other > 0), factors, torch.ones_like(w)).unbind())
 
 
 def choose_optimizer(
@@ -207,8 +148,8 @@ def choose_optimizer(
 ) -> torch.optim.Optimizer:
     """Make the optimizer of a job, for the model's trainable parameters.
 
-    Groups of a built-in one have ``lr_scale`` and ``weight_decay``. Its state has the names, and counts
-    steps, as that of the other framework does, since a checkpoint is read by both.
+    Its state has the names, and counts steps, as that of the other framework does, since a checkpoint is read
+    by both.
     """
     parameters = [entry.tensor for entry in model.entries if entry.trainable]
     if hasattr(task, "torch_optimizer"):
@@ -216,36 +157,52 @@ def choose_optimizer(
         check_own_optimizer(optimizer, torch.optim.Optimizer, "torch_optimizer", "an optimizer")
         assert isinstance(optimizer, torch.optim.Optimizer)  # that it is one was checked
         return optimizer
-    by_tensor = _options_by_tensor(model, options)
-    if config.optimizer in ("lars", "lamb"):
-        return large_batch_optimizer(config, model.trainable_fields(), by_tensor)
-    groups: dict[ParameterOptions, dict[str, Any]] = {}
-    for parameter in parameters:
-        own = by_tensor[parameter]
-        empty = {"params": [], "weight_decay": own.weight_decay, "lr_scale": own.factor}
-        groups.setdefault(own, empty)["params"].append(parameter)
-    if not groups:  # of a stage without parameters
-        groups[ParameterOptions(1.0, 0.0)] = {"params": [], "weight_decay": 0.0, "lr_scale": 1.0}
+    groups, betas = _groups(config, model, options), (config.adam_beta1, config.adam_beta2)
     fused = all(p.is_floating_point() for p in parameters)
+    if config.optimizer == "lars":
+        return LARS(groups, config.momentum)
+    if config.optimizer == "lamb":
+        return LAMB(groups, betas, config.adam_epsilon)
     if config.optimizer == "adamw":
-        betas = (config.adam_beta1, config.adam_beta2)
-        return torch.optim.AdamW(list(groups.values()), betas=betas, eps=config.adam_epsilon, fused=fused)
-    assert config.optimizer == "sgd"
-    return torch.optim.SGD(list(groups.values()), momentum=config.momentum, fused=fused)
+        return torch.optim.AdamW(groups, betas=betas, eps=config.adam_epsilon, fused=fused)
+    return torch.optim.SGD(groups, momentum=config.momentum, fused=fused)
 
 
-def _options_by_tensor(
-    model: ModelState, options: Mapping[str, ParameterOptions]
-) -> dict[torch.Tensor, ParameterOptions]:
-    """Return the options of each trainable tensor, of which several parameters may be parts."""
-    names: dict[torch.Tensor, list[str]] = {}
+def _groups(config: Config, model: ModelState, options: Mapping[str, ParameterOptions]) -> list[Group]:
+    """Return groups of tensors with the same options; of lars and lamb, with the parts that have norms."""
+    fields: dict[torch.Tensor, list[Field]] = {}
     for field in model.trainable_fields():
         for tensor in field.tensors:
-            names.setdefault(tensor, []).append(field.name)
-    for of_one in names.values():
-        if len({options[name] for name in of_one}) > 1:
-            raise in_one_tensor(of_one)
-    return {tensor: options[of_one[0]] for tensor, of_one in names.items()}
+            if tensor.requires_grad:
+                fields.setdefault(tensor, []).append(field)
+    adapts = config.optimizer in ("lars", "lamb")
+    groups: dict[Any, Group] = {}
+    for tensor, of_one in fields.items():
+        names = [field.name for field in of_one]
+        if len({options[name] for name in names}) > 1:
+            raise in_one_tensor(names)
+        ranges = [
+            (field.rows or slice(None)).indices(len(tensor))[:2]
+            for field in of_one
+            if adapts and is_matrix(field.path, field.shape)
+        ]
+        group = _group(groups, adapts, options[names[0]], bool(ranges))
+        group["params"].append(tensor)
+        if ranges:
+            group["parts"] += (tuple(ranges),)
+    if not groups:  # of a stage without parameters
+        _group(groups, adapts, ParameterOptions(1.0, 0.0), False)
+    return list(groups.values())
+
+
+def _group(groups: dict[Any, Group], adapts: bool, own: ParameterOptions, has_norms: bool) -> Group:
+    """Return the group of such options, made if it is missing."""
+    empty = {"params": [], "lr_scale": own.factor}
+    if adapts:
+        empty |= {"parts": (), "adapts": has_norms, "decay": own.weight_decay}
+    else:
+        empty["weight_decay"] = own.weight_decay
+    return groups.setdefault((has_norms, own), empty)
 
 
 def take_own_rates(optimizer: torch.optim.Optimizer) -> OwnRates:
