@@ -57,15 +57,17 @@ _TASK_ADVICE = {
         "torch_optimizer(parameters) or tf_optimizer() returns the optimizer; the config has lr_schedule",
     "(compute|configure)_metrics?|metrics?_fn":
         "metrics maps names to metrics: names, functions of (outputs, batch), SumMetric or GatheredMetric",
-    "train(ing)?_(dataloaders?|loader|dataset|ds)":
+    "train(ing)?_(data|dataloaders?|loader|dataset|set|ds)":
         "train_data() returns the training data: samples, not batches",
-    "(val\\w*|test|eval\\w*|dev)_(dataloaders?|loader|dataset|ds)":
+    "(val\\w*|test|eval\\w*|dev)_(data|dataloaders?|loader|dataset|set|ds)":
         "eval_data() returns the evaluation data",
     "predict_dataloader": "predict_data() returns the data to predict",
     "(data_)?collat(e_fn|or)": "the methods are collate(samples) and train_collate(samples)",
     "loss_(fn|function)|criterion": "the attribute is loss: a name or a function of (outputs, batch)",
     "(train_)?sampler|sampl(e|ing)_weights?":
         "sample_probabilities() draws samples; class_weights and the key 'weights' weigh them",
+    "((max|num)_)?epochs|(global_)?batch_size|lr|learning_rate|weight_decay|momentum|precision|lr_schedule":
+        "options of the config are set by defaults, a mapping, or on the command line",
     r"on_\w+|should_stop|configure_callbacks":
         "callbacks is a list of objects with methods of hvdtrain.Callback",
 }  # fmt: skip

@@ -281,9 +281,11 @@ def unknown_members(task: Any) -> dict[str, str]:
     """Return members of a task that hvdtrain does not use, but seems meant to, by name with what is meant."""
     # What a class of a library gives is not looked at, nor what the task has in addition to the right member.
     classes = [kind for kind in type(task).__mro__ if _is_users(kind)]
+    codes = [getattr(value, "__code__", None) for kind in classes for value in vars(kind).values()]
+    read = {name for code in codes if code is not None for name in code.co_names}  # for its own use
     found = {}
     for name, members in ((name, space) for space in map(vars, classes) for name in space):
-        if name in MEMBERS or name.startswith("_"):
+        if name in MEMBERS or name in read or name.startswith("_"):
             continue
         if advice := task_advice(name):
             found[name] = advice
