@@ -79,8 +79,9 @@ def take_fingerprint(dataset: Any, skip: bool = False, seconds: float = _SECONDS
     indices = probe_indices(len(dataset))
     digests: dict[int, SampleDigests] = {}
     deadline = time.monotonic() + seconds
-    for place, index in enumerate(indices):
-        digests[place] = read(index)
+    # the first, then that in the middle, then those at the quarters, and so on
+    for place in sorted(range(len(indices)), key=lambda place: f"{place:064b}"[::-1]):
+        digests[place] = read(indices[place])
         if time.monotonic() > deadline:
             break
     keys = sorted({key for found in digests.values() for key in found or ()})
