@@ -109,7 +109,8 @@ class StepMetrics:
         """
         ends = len(names), len(names) + len(weighted), len(names) + len(weighted) + timed
         unused, overflow, norm, *signals = vector[ends[2] :]
-        measured = {GRADIENT_NORM: norm} if norm else {}  # it is 0 in steps without clip_norm
+        # it is 0 in steps without clip_norm
+        measured = {GRADIENT_NORM: norm} if norm and math.isfinite(norm) else {}
         return cls(
             dict(zip(names, vector[: ends[0]], strict=True)) | measured,
             weight,

@@ -159,7 +159,7 @@ class HorovodWorkers:
 
     def _exchange(self, purpose: int, value: Any) -> list[Any]:
         """Collective. Return the objects of all workers, in the order of ranks."""
-        message = np.frombuffer(packed(purpose, value), np.uint8)
+        message = np.frombuffer(bytearray(packed(purpose, value)), np.uint8)  # writable, for PyTorch
         with peer_errors():
             joined = self._collectives.join(message)
         return unpacked(joined, self.size, purpose)

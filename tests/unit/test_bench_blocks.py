@@ -56,7 +56,7 @@ def test_local_steps_share_the_wait_of_all_of_them():
     recorder = Recorder()
     metrics = SimpleNamespace(mean=lambda _: 2.5, statistics=StepStatistics(0, 6.0))
     recorder.on_step(SimpleNamespace(steps=3), metrics)
-    recorder.on_step(SimpleNamespace(steps=1), StepMetrics.from_vector(["loss"], (1.0, *7 * [0.0]), 1.0))
+    recorder.on_step(SimpleNamespace(steps=1), StepMetrics.from_vector(["loss"], (1.0, *11 * [0.0]), 1.0))
     assert recorder.wait_seconds == [2.0, 2.0, 2.0, 0.0]
     assert recorder.first_loss == 2.5
 

@@ -83,9 +83,6 @@ def test_a_job_needs_no_tools(folder):
     done = python(folder, "-m", "hvdtrain", *words)
     assert done.returncode == 0, done.stderr
     assert (folder / "run" / "metrics.jsonl").is_file()
-    refused = python(folder, "-m", "hvdtrain", *words, "--profile", "1")
-    assert refused.returncode == 2
-    assert "--profile needs hvdtrain.tools.profile" in refused.stderr
     refused = python(folder, "-m", "hvdtrain", "lr-find", "--rising-steps", "9")
     assert refused.returncode == 2
     assert "lr-find needs hvdtrain.tools.search" in refused.stderr

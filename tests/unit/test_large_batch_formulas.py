@@ -172,3 +172,14 @@ def test_weights_and_slots_follow_the_formula(framework, optimizer, decay):
 )
 def test_biases_norms_and_vectors_are_not_adapted_to(path, shape, expected):
     assert is_matrix(path, shape) == expected
+
+
+@pytest.mark.parametrize("name", ["sgd", "adamw", "lars", "lamb"])
+def test_what_a_callback_has_frozen_stays_with_the_optimizer(name):
+    """Its slots are those of the checkpoint."""
+    config, module = Config(framework="torch", optimizer=name), TorchNet()
+    model = TorchSide(module).state.model
+    module.norm.requires_grad_(False)
+    optimizer = torch_optimizer(None, config, model, options(config, model))
+    known = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    assert known == set(map(id, module.parameters()))

@@ -168,7 +168,10 @@ def _remedy(expected: Shapes, found: Shapes, framework: str) -> str:
     if not missing or sorted(missing.values()) != sorted(free.values()):
         return ""
     name = min(missing)
-    own, portable = (one.split("/")[1:] for one in (name, _closest(name, missing[name], free)[0]))
+    close = _closest(name, missing[name], free)
+    if not close:
+        return ""
+    own, portable = (one.split("/")[1:] for one in (name, close[0]))
     while len(own) > 1 and len(portable) > 1 and own[-1] == portable[-1]:
         own, portable = own[:-1], portable[:-1]
     return (

@@ -53,7 +53,7 @@ class Spool:
 class ReadyState:
     """A portable state that is gathered already."""
 
-    def __init__(self, state: PortableState | None, error: OSError | None = None) -> None:
+    def __init__(self, state: PortableState | None, error: Exception | None = None) -> None:
         self._state = state
         self._error = error
 
@@ -69,7 +69,7 @@ class Keeper:
     """Takes arrays into a spool, to the last one; if the disk has no room for one, ``read`` raises that."""
 
     def __init__(self, folder: Path | None) -> None:
-        self.error: OSError | None = None
+        self.error: Exception | None = None
         self._state: PortableState = {}
         try:
             self._spool = Spool(folder)
@@ -78,12 +78,12 @@ class Keeper:
 
     def keep_all(self, arrays: Iterable[tuple[str, NDArray[Any]]]) -> None:
         """Take in arrays; of those of one name, the first."""
-        for name, array in arrays:
-            try:
+        try:
+            for name, array in arrays:
                 if self.error is None and name not in self._state:
                     self._state[name] = self._spool.keep(array)
-            except OSError as error:  # such as no room on the disk
-                self.error = error
+        except Exception as error:  # such as no room on the disk: the others are in the next collective
+            self.error = self.error or error
 
     def ready(self, others: PortableState | None = None) -> ReadyState:
         """Return what was taken in, and others."""

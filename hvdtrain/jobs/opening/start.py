@@ -206,7 +206,9 @@ def check_alone(backend: Backend, command: str) -> None:
     if backend.workers.size > 1:
         raise UsageError(
             f"{command} is done by one worker; there are {backend.workers.size}",
-            f"Start it without a launcher: python -m hvdtrain {command} ...",
+            "Call it in a script without a launcher, after the job."
+            if command == "load"
+            else f"Start it without a launcher: python -m hvdtrain {command} ...",
             everywhere=True,
         )
 

@@ -314,7 +314,8 @@ class _Proof:
         differ = compare_evaluations(ref, other, noise)
         text = "; ".join(f"{name} is {b:.7g} in place of {a:.7g}" for name, (a, b) in differ.items())
         if not differ:
-            self._row(what, True, ", ".join(name for name in ref if name in other))
+            same = (name if ref[name] else f"{name} (0 in both)" for name in ref if name in other)
+            self._row(what, True, ", ".join(same))
         elif self.framework in self.traits.in_evaluation:
             why = f"the evaluation draws random numbers of {self.framework}"
             self._row(what, None, f"not compared: {why} ({text})")

@@ -132,7 +132,7 @@ LOSSES = NamedLosses(
     squeezed=partial(tf.squeeze, axis=-1),
     aligned=_aligned,
     expanded=lambda tensor, axes: tf.reshape(
-        tensor, tf.concat([tf.shape(tensor), tf.ones(axes, tf.int32)], 0)
+        tensor, tf.concat([tf.shape(tensor), tf.ones(max(axes, 0), tf.int32)], 0)
     ),
     with_zeros=lambda targets, counted: targets * tf.cast(counted, targets.dtype),
     looked_up=lambda weights, classes: tf.gather(tf.constant(weights, tf.float32), classes),

@@ -137,7 +137,6 @@ class Update:
         gradients = self.normalize(gradients, counted, total_weight)
         if self._clip_norm is not None:
             gradients, norm = self.clip(gradients, self._clip_norm)
-            norm = tf.where(tf.math.is_finite(norm), norm, 0)  # of a step that is skipped
             vector = vector if self._is_local else _with_number(vector, NORM_INDEX, norm)
         if learning_rate is not None:
             self.update(gradients, learning_rate)

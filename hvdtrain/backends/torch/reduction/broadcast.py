@@ -78,11 +78,12 @@ def broadcast_tensors(
 def _joined_tensors(tensors: Iterable[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
     """Yield tensors that travel together: of one device, and small, or one."""
     part: list[torch.Tensor] = []
+    size = 0
     for tensor in tensors:
-        size = sum(one.nbytes for one in part) + tensor.nbytes
+        size += tensor.nbytes
         if part and (size > _JOINED_BYTES or tensor.device != part[0].device):
             yield part
-            part = []
+            part, size = [], tensor.nbytes
         if tensor.numel():
             part.append(tensor)
     if part:

@@ -171,9 +171,11 @@ def choose_optimizer(
 def _groups(config: Config, model: ModelState, options: Mapping[str, ParameterOptions]) -> list[Group]:
     """Return groups of tensors with the same options; of lars and lamb, with the parts that have norms."""
     fields: dict[torch.Tensor, list[Field]] = {}
+    # also those that a callback has frozen meanwhile, which keep their slots
+    trained = {id(entry.tensor) for entry in model.entries if entry.trainable}
     for field in model.trainable_fields():
         for tensor in field.tensors:
-            if tensor.requires_grad:
+            if id(tensor) in trained:
                 fields.setdefault(tensor, []).append(field)
     adapts = config.optimizer in ("lars", "lamb")
     groups: dict[Any, Group] = {}

@@ -74,6 +74,13 @@ def make_parts(step: Any, task: Any, config: Config, batch: HostBatch | None) ->
     check_kinds(trainable, config)
     shards = make_shards(config, trainable, workers)
     made = _make_optimizers(task, config, model, tensors, groups, own_optimizer, shards)
+    if "powersgd" in config.compression and any(
+        isinstance(o, torch.optim.SparseAdam) for o in made[0].values()
+    ):
+        raise TaskError(
+            "SparseAdam takes sparse gradients, and compression powersgd makes them dense",
+            "Use compression none or fp16, or another optimizer.",
+        )
     ema = (
         ExponentialMovingAverage(tensors, config.ema_decay)
         if shards is None
