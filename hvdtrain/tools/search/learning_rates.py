@@ -161,8 +161,9 @@ class LearningRates:
     task: str  # the task's name or path
     device: str  # what it was computed on
     scale: BatchScale  # the batch that the rates are quoted for
-    rates: Sequence[float]  # learning rates of the steps, as the optimizer had them
-    losses: Sequence[float]  # the loss of each step, before its update
+    # learning rates of the steps, as the optimizer had them
+    rates: Sequence[float] = field(repr=False)
+    losses: Sequence[float] = field(repr=False)  # the loss of each step, before its update
     diverged: float | None  # the rate at which the loss diverged; None if it did not
     steepest: float | None  # the rate at which the smoothed loss fell fastest; None if it never fell
     highest: float  # the last rate that would have been tried
