@@ -211,7 +211,7 @@ class Plan:
 def make_plan(request: BuildRequest) -> Plan:
     """Examine the environment and the machine, in seconds and without changing anything."""
     frameworks, left_out = _choose_frameworks(request)
-    toolchain = find_toolchain()
+    toolchain = find_toolchain(request.cache_folder)
     mpi = None if request.mpi == "none" else find_mpi()
     if mpi is None and request.mpi == "require":
         raise HorovodBuildError("--mpi require: no MPI compiler (mpicxx) was found.", REMEDY)

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -196,6 +197,9 @@ CMAKE_NEEDED = (3, 18)
 # The modules that Horovod's own build imports.
 _BUILD_MODULES = ("cffi", "cloudpickle", "packaging", "psutil", "setuptools", "wheel", "yaml")
 
+TEMP_GIB_NEEDED = 0.5
+CACHE_GIB_NEEDED = 0.1
+
 _GET_COMPILER = "apt install build-essential, or dnf install gcc-c++ make"
 
 
@@ -208,9 +212,13 @@ class Toolchain:
     cmake: Path  # the program
 
 
-def find_toolchain() -> Toolchain:
+def find_toolchain(cache_folder: Path) -> Toolchain:
     """Find everything that a build needs from the machine; an error names all that is missing."""
-    faults = [*_python_faults()]
+    faults = [
+        *_python_faults(),
+        *_disk_faults(Path(tempfile.gettempdir()), TEMP_GIB_NEEDED, "TMPDIR"),
+        *_disk_faults(cache_folder, CACHE_GIB_NEEDED, "HVDTRAIN_CACHE"),
+    ]
     cxx = os.environ.get("CXX") or next(filter(shutil.which, ("c++", "g++", "clang++")), "")
     version = output_of(*shlex.split(cxx), "--version") if cxx else None
     if version is None:
@@ -238,7 +246,9 @@ def _python_faults() -> Iterator[str]:
             f"  apt install python{sys.version_info.major}.{sys.version_info.minor}-dev, "
             "or dnf install python3-devel"
         )
-    if not os.access(packages_folder(), os.W_OK):
+    managed = Path(sysconfig.get_path("stdlib")) / "EXTERNALLY-MANAGED"
+    in_no_venv = sys.prefix == sys.base_prefix
+    if (in_no_venv and managed.is_file()) or not os.access(_existing(packages_folder()), os.W_OK):
         yield (
             f"pip may not install into {packages_folder()}.\n"
             "  Make a virtual environment: python -m venv .venv && . .venv/bin/activate"
@@ -260,6 +270,21 @@ def _find_cmake() -> tuple[Path, list[str]]:
         faults.append(f"{candidate} ({found})")
     problem = f"No CMake {needed} or newer" + (f": {', '.join(faults)}" if faults else "")
     return Path(), [f"{problem}.\n  pip install cmake"]
+
+
+def _disk_faults(folder: Path, gib_needed: float, variable: str) -> Iterator[str]:
+    place = _existing(folder)
+    gib_free = shutil.disk_usage(place).free / 2**30
+    if not os.access(place, os.W_OK):
+        yield f"{place} is not writable.\n  Set {variable} to a folder that is."
+    elif gib_free < gib_needed:
+        problem = f"{folder} has {gib_free:.1f} GiB free; the build needs {gib_needed:.1f}"
+        yield f"{problem}.\n  Make room, or set {variable} to a folder with room."
+
+
+def _existing(folder: Path) -> Path:
+    """Return the folder, or its nearest parent that exists."""
+    return next(place for place in (folder, *folder.absolute().parents) if os.access(place, os.F_OK))
 
 
 def architecture_flags() -> str:

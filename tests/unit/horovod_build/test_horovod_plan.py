@@ -1,8 +1,10 @@
 """What a build needs and finds, and the key that follows."""
 
 import dataclasses
+import os
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -61,9 +63,9 @@ def test_the_key_changes_with_the_patches_the_recipe_the_python_and_the_flags(th
         keys.add(the_plan.key)
 
 
-def test_every_missing_tool_is_named_at_once_with_how_to_get_it(no_programs):
+def test_every_missing_tool_is_named_at_once_with_how_to_get_it(no_programs, tmp_path):
     with pytest.raises(HorovodBuildError) as error:
-        toolchain.find_toolchain()
+        toolchain.find_toolchain(tmp_path)
     for part in (
         "no C++ compiler",
         "install build-essential",
@@ -72,6 +74,40 @@ def test_every_missing_tool_is_named_at_once_with_how_to_get_it(no_programs):
         "pip install cmake",
     ):
         assert part in error.value.problem
+
+
+@pytest.fixture
+def python(tmp_path, monkeypatch):
+    """A Python of no virtual environment, without a folder for packages yet."""
+    monkeypatch.setattr(toolchain.sys, "base_prefix", sys.prefix)
+    monkeypatch.setattr(toolchain.sysconfig, "get_path", lambda name: str(tmp_path / name))
+    monkeypatch.setattr(toolchain, "packages_folder", lambda: tmp_path / "not" / "yet")
+    return tmp_path
+
+
+def test_a_folder_for_packages_need_not_exist(python):
+    assert "pip may not install" not in "".join(toolchain._python_faults())
+
+
+def test_a_python_of_the_system_that_pip_may_not_change_is_named(python):
+    (python / "stdlib").mkdir()
+    (python / "stdlib" / "EXTERNALLY-MANAGED").touch()
+    *_, fault = toolchain._python_faults()
+    assert fault.startswith(f"pip may not install into {python / 'not' / 'yet'}.")
+    assert "python -m venv .venv" in fault
+
+
+def test_a_folder_that_a_build_cannot_fill_is_named_before_it(tmp_path, monkeypatch):
+    folder = tmp_path / "not" / "yet"
+    assert not list(toolchain._disk_faults(folder, 0.0, "HVDTRAIN_CACHE"))
+    monkeypatch.setattr(toolchain.shutil, "disk_usage", lambda place: SimpleNamespace(free=2**28))
+    (full,) = toolchain._disk_faults(folder, 0.5, "HVDTRAIN_CACHE")
+    assert full.startswith(
+        f"{folder} has 0.2 GiB free; the build needs 0.5.\n  Make room, or set HVDTRAIN_CACHE"
+    )
+    monkeypatch.setattr(toolchain.os, "access", lambda place, mode: mode == os.F_OK and place == tmp_path)
+    (read_only,) = toolchain._disk_faults(folder, 0.5, "HVDTRAIN_CACHE")
+    assert read_only == f"{tmp_path} is not writable.\n  Set HVDTRAIN_CACHE to a folder that is."
 
 
 def chosen(**request):
@@ -95,7 +131,7 @@ def test_a_gpu_build_leaves_out_what_was_built_for_another_cuda(site):
 
 def test_mpi_that_is_required_must_be_there(site, no_programs, the_plan, monkeypatch):
     site.torch()
-    monkeypatch.setattr(plan, "find_toolchain", lambda: the_plan.toolchain)
+    monkeypatch.setattr(plan, "find_toolchain", lambda folder: the_plan.toolchain)
     with pytest.raises(HorovodBuildError, match="--mpi require") as error:
         plan.make_plan(BuildRequest(mpi="require"))
     assert "--mpi none" in error.value.remedy
