@@ -16,6 +16,7 @@ from pathlib import Path
 
 from hvdtrain.errors import HorovodBuildError
 
+_DAMAGED = "This installation of hvdtrain is damaged: install it again."
 _HUNK = re.compile(r"@@ -(\d+)(?:,(\d+))? \+\d+(?:,(\d+))? @@")
 
 
@@ -98,10 +99,12 @@ def horovod_patches() -> tuple[Patch, ...]:
     patches = []
     for name in ("build", "launcher"):
         folder = files(__package__) / "patches" / name
-        for file in sorted(folder.iterdir(), key=lambda file: file.name):
-            if file.name.endswith(".patch"):
-                text = file.read_bytes().decode("utf-8")
-                patches.append(parse_patch(f"{name}/{file.name.removesuffix('.patch')}", text))
+        found = [file for file in folder.iterdir() if file.name.endswith(".patch")] if folder.is_dir() else []
+        if not found:
+            raise HorovodBuildError(f"There are no patches for Horovod in {folder}.", _DAMAGED)
+        for file in sorted(found, key=lambda file: file.name):
+            text = file.read_bytes().decode("utf-8")
+            patches.append(parse_patch(f"{name}/{file.name.removesuffix('.patch')}", text))
     return tuple(patches)
 
 
@@ -109,7 +112,10 @@ def parse_patch(name: str, text: str) -> Patch:
     """Read one patch: a header, lines of which may be continued, an empty line, and a unified diff."""
     header, _, diff = text.partition("\n\n")
     fields = {key: " ".join(str(value).split()) for key, value in HeaderParser().parsestr(header).items()}
-    return Patch(name, fields, diff, parse_diff(diff))
+    changes = parse_diff(diff)
+    if not changes or not all(change.hunks for change in changes):
+        raise HorovodBuildError(f"Patch {name} changes no file, or one without a hunk.", _DAMAGED)
+    return Patch(name, fields, diff, changes)
 
 
 def patches_digest(patches: Sequence[Patch]) -> str:

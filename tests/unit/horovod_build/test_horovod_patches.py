@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hvdtrain.errors import HorovodBuildError
-from hvdtrain.horovod_build import building
+from hvdtrain.horovod_build import building, patching
 from hvdtrain.horovod_build.patching import (
     apply_patches,
     horovod_patches,
@@ -69,6 +69,22 @@ def test_a_file_that_a_patch_creates_and_that_exists_stops_the_build(tmp_path):
     assert (tmp_path / "a.txt").read_text() == "x\n"
     with pytest.raises(HorovodBuildError, match=r"build/0001-new does not match a\.txt: it exists already"):
         apply_patches(tmp_path, [new])
+
+
+@pytest.mark.parametrize("diff", ["", "--- a/a.txt\n+++ b/a.txt\n"], ids=["no file", "no hunk"])
+def test_a_patch_that_changes_nothing_is_an_error(diff):
+    with pytest.raises(HorovodBuildError, match=r"build/0001-none changes no file, or one without a hunk"):
+        parse_patch("build/0001-none", HEADER + diff)
+
+
+@pytest.mark.parametrize("made", [[], ["patches/build", "patches/launcher"]], ids=["missing", "empty"])
+def test_an_installation_without_patches_is_an_error(tmp_path, monkeypatch, made):
+    for folder in made:
+        (tmp_path / folder).mkdir(parents=True)
+    monkeypatch.setattr(patching, "files", lambda package: tmp_path)
+    with pytest.raises(HorovodBuildError, match=r"There are no patches for Horovod in .*build") as error:
+        horovod_patches.__wrapped__()
+    assert "install it again" in error.value.remedy
 
 
 def test_the_digest_follows_what_is_done_and_not_the_reasons():
