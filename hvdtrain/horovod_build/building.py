@@ -41,6 +41,7 @@ RECORD_FILE = "hvdtrain-build.json"
 # With the variables of a batch system, mpirun would start its processes through that system; with
 # those of an MPI job, it would act as a part of that job.
 _CLEARED_IN_CHECK = ("HOROVOD_", "SLURM_", "PBS_", "LSB_", "OMPI_COMM_", "PMIX_", "PMI_", "PRTE_")
+_OVER_GLOO = {"HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo"}
 # Variables of the user's environment that would change the build without changing its key.
 _CLEARED_PREFIXES = ("HOROVOD_", "CMAKE_", "CCL_")
 _CLEARED_CUDA = ("CUDACXX", "CUDAFLAGS", "CUDA_HOME", "CUDA_PATH")
@@ -326,17 +327,29 @@ def _gpu_environment(gpu: Gpu, folder: Path) -> dict[str, str]:
 
 def check_build(plan: Plan, echo: Echo) -> None:
     """Load each extension, start Horovod, and run an all-reduce, in one process."""
+    env = check_environment(plan, os.environ)
     for name in plan.frameworks:
-        command = [sys.executable, "-P", "-c", _ALL_REDUCE[name]]  # -P: a folder here may be named horovod
-        done = run_limited(command, CHECK_LIMIT_SECONDS, check_environment(plan, os.environ))
-        if done.code != 0:
-            how = f"exit code {done.code}" if done.code is not None else "it did not end in time"
-            output = _end_of((done.output + done.errors).splitlines(), 15)
+        fault = over_mpi = _check_one(name, env)
+        if fault and plan.mpi:  # some clusters' MPI works only in processes that mpirun started
+            fault = _check_one(name, env | _OVER_GLOO)
+        if fault:
             raise HorovodBuildError(
-                f"Horovod was built, but does not work with {TITLES[name]}: {how}. Its output:\n{output}",
-                "The build was removed.",
+                f"Horovod was built, but does not work with {TITLES[name]}: {fault}", "The build was removed."
             )
+        if over_mpi:
+            echo(f"With {TITLES[name]}, MPI did not work in a process without mpirun: {over_mpi}")
+            echo("Gloo did. To try MPI with mpirun: horovodrun --mpi -np 2 python -m hvdtrain doctor")
         echo(f"It works with {TITLES[name]}.")
+
+
+def _check_one(framework: str, env: Mapping[str, str]) -> str:
+    """Return how the check of an extension failed, with its output; empty if it did not."""
+    command = [sys.executable, "-P", "-c", _ALL_REDUCE[framework]]  # -P: a folder here may be named horovod
+    done = run_limited(command, CHECK_LIMIT_SECONDS, env)
+    if done.code == 0:
+        return ""
+    how = f"exit code {done.code}" if done.code is not None else "it did not end in time"
+    return f"{how}. Its output:\n{_end_of((done.output + done.errors).splitlines(), 15)}"
 
 
 def check_environment(plan: Plan, environment: Mapping[str, str]) -> dict[str, str]:

@@ -42,6 +42,17 @@ def test_a_check_that_does_not_work_is_an_error_with_the_output(the_plan, monkey
     assert ("undefined symbol" in error.value.problem) == ("symbol" in script)
 
 
+def test_an_mpi_that_needs_mpirun_is_noted_and_gloo_is_tried(the_plan, monkeypatch):
+    script = "import os; assert os.environ.get('HOROVOD_CONTROLLER') == 'gloo', 'no PMIx server'"
+    monkeypatch.setattr(building, "_ALL_REDUCE", {"torch": script, "tf": ""})
+    said = []
+    building.check_build(the_plan, said.append)
+    assert said[0].startswith("With PyTorch, MPI did not work in a process without mpirun: exit code 1.")
+    assert "no PMIx server" in said[0]
+    assert said[1].startswith("Gloo did.")
+    assert said[2:] == ["It works with PyTorch.", "It works with TensorFlow."]
+
+
 class Steps:
     """What a build did, whether its check raises, and what is installed."""
 
