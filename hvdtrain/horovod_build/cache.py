@@ -2,9 +2,11 @@
 
 import contextlib
 import fcntl
+import grp
 import hashlib
 import json
 import os
+import pwd
 import shutil
 import stat
 import sys
@@ -29,21 +31,32 @@ def exposure(path: Path) -> str:
     """Return why somebody other than this user and root could change a file or folder; empty if nobody can.
 
     In a folder above that others can write they could replace the next one, unless its sticky bit is set.
-    The group with this user's number is the user's own. What does not exist yet is not looked at.
+    What does not exist yet is not looked at, nor what this user may not reach: nothing is taken from there.
     """
     me, paths = os.geteuid(), [path.absolute(), path.resolve()]
     for place in dict.fromkeys(place for one in paths for place in (one, *one.parents)):
         try:
             status = place.stat()
-        except FileNotFoundError:
+        except (FileNotFoundError, PermissionError):
             continue
         if status.st_uid not in (0, me):
             return f"{place} belongs to user {status.st_uid}"
-        others = stat.S_IWOTH if status.st_gid in (0, me) else stat.S_IWOTH | stat.S_IWGRP
+        others = stat.S_IWOTH if _is_own_group(status.st_gid) else stat.S_IWOTH | stat.S_IWGRP
         if status.st_mode & others and (place in paths or not status.st_mode & stat.S_ISVTX):
             who = "everybody" if status.st_mode & stat.S_IWOTH else f"group {status.st_gid}"
             return f"{place} can be written by {who}"
     return ""
+
+
+def _is_own_group(number: int) -> bool:
+    """Return whether a group is root's, or this user's own: that with the user's name and no other member."""
+    if number == 0:
+        return True
+    try:
+        group, user = grp.getgrgid(number), pwd.getpwuid(os.geteuid())
+    except KeyError:
+        return False
+    return group.gr_name == user.pw_name and set(group.gr_mem) <= {user.pw_name}
 
 
 def default_cache_folder() -> Path:

@@ -1,21 +1,38 @@
 """Whether somebody else can change what a build takes from its cache."""
 
+import grp
 import os
+import pwd
 
 import pytest
 
 from hvdtrain.horovod_build.cache import exposure
 
 OWN = os.geteuid()
+OWN_GROUP, OTHER_GROUP, SHARED_GROUP = 2001, 2000, 2002
+
+
+@pytest.fixture(autouse=True)
+def groups(monkeypatch):
+    """The user, whose own group has another number than the user, and two other groups."""
+    found = {
+        OWN_GROUP: grp.struct_group(("ann", "x", OWN_GROUP, ["ann"])),
+        OTHER_GROUP: grp.struct_group(("team", "x", OTHER_GROUP, [])),
+        SHARED_GROUP: grp.struct_group(("ann", "x", SHARED_GROUP, ["ann", "bob"])),
+    }
+    monkeypatch.setattr(grp, "getgrgid", found.__getitem__)
+    monkeypatch.setattr(pwd, "getpwuid", lambda uid: pwd.struct_passwd(("ann", "x", uid, 0, "", "/", "")))
 
 
 @pytest.mark.parametrize(
     ("owner", "mode", "said"),
     [
         ((OWN, OWN), 0o755, ""),
-        ((OWN, OWN), 0o775, ""),  # a group of one user alone, as many systems give one to each
-        ((OWN, 2000), 0o755, ""),
-        ((OWN, 2000), 0o775, "can be written by group 2000"),
+        ((OWN, OWN_GROUP), 0o775, ""),  # a group of one user alone, as many systems give one to each
+        ((OWN, OTHER_GROUP), 0o755, ""),
+        ((OWN, OTHER_GROUP), 0o775, "can be written by group 2000"),
+        ((OWN, SHARED_GROUP), 0o775, "can be written by group 2002"),
+        ((OWN, 2003), 0o775, "can be written by group 2003"),  # one without a name
         ((OWN, OWN), 0o757, "can be written by everybody"),
         ((OWN, OWN), 0o1777, "can be written by everybody"),
         ((1003, OWN), 0o700, "belongs to user 1003"),
