@@ -206,7 +206,9 @@ def installed_build() -> InstalledBuild | None:
         metadata = json.loads((folder / "metadata.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         metadata = {}
-    record = metadata.get("hvdtrain") or {}
+    metadata = metadata if isinstance(metadata, dict) else {}  # else it is damaged
+    record = metadata.get("hvdtrain")
+    record = record if isinstance(record, dict) else {}
     suffix = importlib.machinery.EXTENSION_SUFFIXES[0]
     has = {name for name in TITLES if (folder / f"{_EXTENSIONS[name]}{suffix}").is_file()}
     built_for = {name: metadata.get(_IN_METADATA[name]) if name in has else None for name in TITLES}

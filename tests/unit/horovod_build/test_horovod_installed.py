@@ -56,6 +56,14 @@ def test_a_missing_extension_is_refused(site):
     assert require_horovod("torch")
 
 
+@pytest.mark.parametrize("metadata", ["[1]", '{"hvdtrain": [1]}', "{"])
+def test_a_build_with_a_damaged_record_is_refused(site, metadata):
+    site.torch()
+    site.ours()
+    (site.folder / "horovod" / "metadata.json").write_text(metadata)
+    assert "no extension for PyTorch. It is not a build of hvdtrain" in refused("torch").problem
+
+
 @pytest.mark.parametrize("version", ["2.13.1+cpu", "2.13.0+cu130"])
 def test_a_build_for_another_version_is_refused(site, version):
     site.torch(version)
