@@ -65,17 +65,30 @@ def send(connection: Connection, value: Any) -> None:
     """Send an object; the contents of its arrays are not copied first."""
     buffers: list[pickle.PickleBuffer] = []
     head = pickle.dumps(value, protocol=5, buffer_callback=buffers.append)
-    connection.send(len(buffers))
-    connection.send_bytes(head)
-    for buffer in buffers:
-        connection.send_bytes(buffer.raw())
+    parts = [buffer.raw() for buffer in buffers]
+    connection.send((head, [part.nbytes for part in parts]))
+    for part in parts:
+        done = 0
+        while done < part.nbytes:
+            done += os.write(connection.fileno(), part[done:])
 
 
 def receive(connection: Connection) -> Any:
     """Return the next object, waiting for it if necessary."""
-    count = connection.recv()
-    head = connection.recv_bytes()
-    return pickle.loads(head, buffers=[bytearray(connection.recv_bytes()) for _ in range(count)])
+    head, sizes = connection.recv()
+    return pickle.loads(head, buffers=[_receive_bytes(connection, size) for size in sizes])
+
+
+def _receive_bytes(connection: Connection, size: int) -> memoryview:
+    """Return what comes next; ``Connection.recv_bytes`` allocates the rest for each part that arrives."""
+    view = np.empty(size, np.uint8).data  # a bytearray would be filled with zeros first
+    done = 0
+    while done < size:
+        count = os.readv(connection.fileno(), [view[done:]])
+        if count == 0:
+            raise EOFError("the other side has closed the connection")
+        done += count
+    return view
 
 
 _NUMBER = struct.Struct("<Q")

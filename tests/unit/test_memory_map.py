@@ -1,12 +1,24 @@
-"""Arrays in files: never copied whole, opened elsewhere at the same place."""
+"""Arrays in files: never copied whole, opened elsewhere at the same place; arrays that readers send."""
 
+import os
+import pickle
+import threading
 import tracemalloc
+from multiprocessing import Pipe
 
 import numpy as np
 import pytest
 
 from hvdtrain.data.datasets import as_dataset, fetch
-from hvdtrain.data.serialization import Payload, file_location, load_payload, map_location, memmap_base
+from hvdtrain.data.serialization import (
+    Payload,
+    file_location,
+    load_payload,
+    map_location,
+    memmap_base,
+    receive,
+    send,
+)
 
 ROWS, WIDTH = 64, 1 << 14  # of 64-bit floats: 8 MiB
 
@@ -76,3 +88,29 @@ def test_a_shared_array_has_the_same_values_and_changes_on_one_side_only(dtype):
     np.testing.assert_array_equal(one["some"], array[:, ::2])
     one["all"][0] = one["all"][2]
     np.testing.assert_array_equal(other["all"], array)
+
+
+def test_arrays_of_a_reader_arrive_as_they_were_and_can_be_written_to():
+    ours, theirs = Pipe()
+    large = np.arange(3 << 18, dtype=np.float64).reshape(3, -1)
+    sent = {"large": large, "columns": large.T, "none": np.zeros((0, 3)), "words": np.array(["a"], object)}
+    with ours, theirs:
+        for batch in (sent, {"next": np.ones(2)}):
+            thread = threading.Thread(target=send, args=(theirs, batch))
+            thread.start()
+            found = receive(ours)
+            thread.join()
+            assert list(found) == list(batch)
+            for name, array in found.items():
+                np.testing.assert_array_equal(array, batch[name])
+                assert array.flags.writeable
+
+
+def test_a_reader_that_ends_within_an_array_is_noticed():
+    ours, theirs = Pipe()
+    with ours:
+        theirs.send((pickle.dumps(None), [10]))
+        os.write(theirs.fileno(), b"123")
+        theirs.close()
+        with pytest.raises(EOFError, match="closed the connection"):
+            receive(ours)
