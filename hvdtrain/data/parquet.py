@@ -3,7 +3,7 @@
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -83,7 +83,7 @@ class ParquetRows(Records):
         super().__init__(sizes, f"the first row of {paths[0]}")
         self.blocks = Blocks(sizes, mixed) if sizes else None
         self._lock, self._most = threading.Lock(), 2 * mixed
-        self._kept: OrderedDict[int, dict[str, Any]] = OrderedDict()
+        self._kept: OrderedDict[int, Future[dict[str, Any]]] = OrderedDict()
 
     def read(self, indices: Sequence[int]) -> list[dict[str, Any]]:
         """Return several rows."""
@@ -98,13 +98,20 @@ class ParquetRows(Records):
 
     def _group(self, number: int) -> dict[str, Any]:
         """Return the columns of a row group; the ones that were used last are kept."""
-        with self._lock:  # other threads may need the same
-            if number not in self._kept:
-                self._kept[number] = self._decoded(number)
+        with self._lock:
+            is_first = number not in self._kept
+            group = self._kept.setdefault(number, Future())
             self._kept.move_to_end(number)
             if len(self._kept) > self._most:
                 self._kept.popitem(last=False)
-            return self._kept[number]
+        if is_first:  # other threads that need it wait, and those that need another group do not
+            try:
+                group.set_result(self._decoded(number))
+            except BaseException as error:
+                group.set_exception(error)
+                with self._lock:
+                    self._kept.pop(number, None)  # another reading may succeed
+        return group.result()
 
     def _decoded(self, number: int) -> dict[str, Any]:
         """Return the columns of a row group, each as an array or a list of its values."""
