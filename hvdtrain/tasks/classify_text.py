@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from hvdtrain.data.datasets import ArrayDataset
 from hvdtrain.data.texts.labelled import ByteEncoder, Encoder, WordEncoder, read_tables, split
+from hvdtrain.errors import TaskError
 from hvdtrain.models import bert
 from hvdtrain.models.choose import BuiltIn
 from hvdtrain.storage.text import counted
@@ -30,6 +31,7 @@ class ClassifyText(BuiltIn):
         level: the kind of tokens: "words" (and single punctuation marks), or "bytes".
         most_words: size of the vocabulary, which consists of words of the training texts.
         context: tokens of a text that the model sees, including one that precedes the text.
+        model: "bert", the only one.
         layers: blocks of the model.
         heads: attention heads of each block.
         channels: width of the model.
@@ -64,12 +66,19 @@ class ClassifyText(BuiltIn):
         level: str = "words",
         most_words: int = 20_000,
         context: int = 64,
+        model: str = "bert",
         layers: int = 2,
         heads: int = 4,
         channels: int = 64,
         dropout: float = 0.1,
     ) -> None:
         self._level = options.choice("level", level, LEVELS)
+        if model == "lstm":
+            raise TaskError(
+                "task_options.model: classify-text no longer has the model lstm",
+                "Use bert, or write a task with a model of your own (docs/tasks.md).",
+            )
+        options.choice("model", model, ("bert",))  # which old configs and checkpoints state
         self._sizes: dict[str, Any] = {
             "context": options.whole("context", context, 2, 1 << 16),
             **options.sizes(layers, heads, channels, dropout),

@@ -65,7 +65,9 @@ REFUSED = [
     ("text", {"context": 10**6}, "a window needs 1,000,001 (context 1,000,000 and a target)"),
     ("text", {"path": "nowhere.txt"}, "nowhere.txt does not exist (looked in "),
     ("classify-text", {}, f"missing a required {KEYWORD_ONLY}argument: 'path'"),
-    ("classify-text", {"path": "x.csv"}, "x.csv does not exist"),
+    ("classify-text", {"path": "x.csv", "model": "bert"}, "x.csv does not exist"),
+    ("classify-text", {"path": "x.csv", "model": "lstm"}, "classify-text no longer has the model lstm"),
+    ("classify-text", {"path": "x.csv", "model": "gpt"}, "model must be one of bert, found 'gpt'"),
 ]
 
 
