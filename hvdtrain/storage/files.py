@@ -67,6 +67,12 @@ def expand_path(text: str) -> str:
     if path.startswith("~"):
         user = path.partition("/")[0]
         raise ValueError(f"there is no home directory {user}; write ./{user} for a file of that name")
+    for place in () if is_url(path) else (path, *Path(path).parts):  # names below missing folders, too
+        try:
+            os.stat(place, follow_symlinks=place == path)
+        except OSError as error:
+            if error.errno in (errno.ELOOP, errno.ENAMETOOLONG):
+                raise ValueError(f"{os.strerror(error.errno).lower()}: there can be no such file") from None
     return path
 
 

@@ -41,11 +41,23 @@ def test_home_and_variables_are_replaced(text, path):
         ("${}", r"the environment variable \$\{\} is not set"),
         ("~nobody-of-that-name/x", "no home directory ~nobody-of-that-name; write ./~nobody-of-that-name"),
         ("a\0b", "null character"),
+        ("/" + "\u00e9" * 128, "file name too long: there can be no such file"),
+        ("missing/" + "\u00e9" * 128, "there can be no such file"),
+        ("/" + "a/" * 2048, "there can be no such file"),
     ],
 )
 def test_what_cannot_be_replaced_is_named(text, said):
     with pytest.raises(ValueError, match=said):
         expand_path(text)
+
+
+def test_a_loop_of_links_is_named(tmp_path, monkeypatch):
+    (tmp_path / "loop").symlink_to("loop")
+    for path in (tmp_path / "loop", tmp_path / "loop" / "run"):
+        with pytest.raises(ValueError, match="symbolic links: there can be no such file"):
+            expand_path(str(path))
+    monkeypatch.chdir(tmp_path)
+    assert expand_path("missing/loop") == "missing/loop", "another of that name"
 
 
 @pytest.mark.parametrize(
