@@ -86,14 +86,15 @@ def read_idx(path: Path, what: str) -> NDArray[np.uint8]:
 def _shape(header: bytes, path: Path, what: str) -> tuple[int, ...]:
     """Return the shape that a header declares."""
     expected = [_UNSIGNED_BYTE << 8 | count for count in ((1,) if what == "labels" else (3, 4))]
-    end = 4 + 4 * header[3] if len(header) > 3 else 4
-    if len(header) < end:
-        raise DataError(f"{path} is truncated: it ends at byte {len(header)}, within its header")
-    if (magic := int.from_bytes(header[:4])) not in expected:
+    magic = int.from_bytes(header[:4])
+    if len(header) > 3 and magic not in expected:
         raise DataError(
             f"{path}, byte 0: the magic number of {what} of unsigned bytes is "
             f"{' or '.join(f'0x{number:08x}' for number in expected)}, found 0x{magic:08x}"
         )
+    end = 4 + 4 * header[3] if len(header) > 3 else 4
+    if len(header) < end:
+        raise DataError(f"{path} is truncated: it ends at byte {len(header)}, within its header")
     return tuple(int.from_bytes(header[place : place + 4]) for place in range(4, end, 4))
 
 
