@@ -56,6 +56,11 @@ class _Done:
     left_out: set[str] = field(default_factory=set)
     notes: tuple[str, ...] = ()
 
+    def open(self, place: Path, samples: int) -> None:
+        """Begin a file of so many samples; raises as ``add`` does."""
+        with self._writing():
+            self.file = prediction_file(place, samples)
+
     def add(self, everyone: Sequence[_Part]) -> None:
         """Write the workers' parts of one step, in the data's order."""
         for indices, rows in everyone:
@@ -163,7 +168,7 @@ def predict_checkpoint(
         def open_file() -> None:
             if output is not None:
                 written.append(stack.enter_context(written_beside(output)))
-                done.file = prediction_file(written[0], samples)
+                done.open(written[0], samples)
 
         once(open_file)
         with task_errors("prediction failed", WorkerFailure), backend.ema_weights():
