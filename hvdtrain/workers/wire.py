@@ -10,8 +10,9 @@ import json
 import math
 import re
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from enum import IntEnum
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +74,7 @@ class _Writer:
             return {"scalar": self._numbers(value)}
         if TYPES.get(kind.__name__) is kind:
             fields = kind.model_fields if issubclass(kind, BaseModel) else _names_of(kind)
-            return {"object": [kind.__name__, self.list([[name, getattr(value, name)] for name in fields])]}
+            return {"object": [kind.__name__, self.pairs((name, getattr(value, name)) for name in fields)]}
         raise _refusal(f"a {kind.__module__}.{kind.__qualname__}")
 
     def integer(self, value: int) -> Any:
@@ -97,7 +98,11 @@ class _Writer:
         return written
 
     def dict(self, values: Mapping[Any, Any]) -> Any:
-        return {"dict": self.list([list(pair) for pair in values.items()])}
+        return {"dict": self.pairs(values.items())}
+
+    def pairs(self, pairs: Iterable[tuple[Any, Any]]) -> Any:
+        written = self.list(chain.from_iterable(pairs))  # a pair is no level of its own
+        return [list(pair) for pair in zip(written[::2], written[1::2], strict=True)]
 
     def array(self, value: Any) -> Any:
         return {"array": self._numbers(value)}

@@ -165,18 +165,23 @@ def test_what_does_not_travel_is_named(value, found):
     assert "lists, tuples, sets and dicts" in caught.value.remedy
 
 
-def nested(levels):
-    value = []
+def nested(levels, around=lambda value: [value]):
+    value = around(0)
     for _ in range(levels):
-        value = [value]
+        value = around(value)
     return value
+
+
+def in_dict(value):
+    return {"a": value}
 
 
 def test_what_is_nested_too_deep_or_in_itself_is_refused_by_the_sender():
     assert decode(encode(nested(MAX_DEPTH))) == nested(MAX_DEPTH)
+    assert decode(encode(nested(MAX_DEPTH, in_dict))) == nested(MAX_DEPTH, in_dict)
     endless = []
     endless.append(endless)
-    for value in (nested(MAX_DEPTH + 1), endless):
+    for value in (nested(MAX_DEPTH + 1), nested(MAX_DEPTH + 1, in_dict), endless):
         with pytest.raises(ExchangeError, match="deeper than"):
             encode(value)
 
