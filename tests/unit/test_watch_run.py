@@ -14,7 +14,7 @@ from support.stored_runs import SUMMARY, change, evaluation, lines_of, make_run,
 from hvdtrain.errors import UsageError
 from hvdtrain.reporting.stored_runs import LOST_SECONDS, read_run
 from hvdtrain.tools.report import watch as following
-from hvdtrain.tools.report.watch import Ends, Kind, LogFollower, Standing, follow, standing_of
+from hvdtrain.tools.report.watch import Ends, FollowedRun, Kind, LogFollower, Standing, follow, standing_of
 
 RUNNING = Standing(Kind.RUNNING, "running")
 
@@ -41,6 +41,21 @@ def test_a_log_that_is_cut_back_is_read_anew_even_if_it_has_grown_since(tmp_path
     path.unlink()
     assert log.poll() == ([], True)
     assert log.poll() == ([], False)
+
+
+def test_a_cut_is_said_once_also_if_the_run_then_cannot_be_read(tmp_path, monkeypatch):
+    def fail(_):
+        raise OSError("stale file handle")
+
+    run = make_run(tmp_path, window(10), window(20), summary=None)
+    followed = FollowedRun(run)
+    followed.poll()
+    (run / "metrics.jsonl").write_text(lines_of(window(10)))
+    followed.poll()
+    assert followed.is_cut
+    monkeypatch.setattr(following.stored, "read_run", fail)
+    assert followed.poll().kind is Kind.UNCLEAR
+    assert not followed.is_cut
 
 
 HOLD = """

@@ -146,7 +146,7 @@ class FollowedRun:
 
     def poll(self) -> Standing:
         """Read what is new. A directory that could be read before is tried again for a minute."""
-        self.records, now_seconds = [], time.monotonic()
+        self.records, self.is_cut, now_seconds = [], False, time.monotonic()
         try:
             run = stored.read_run(self._run_dir)  # before the log: its last lines then are there
             standing, self.silent_seconds, self.config = standing_of(run), run.silent_seconds, run.config
