@@ -61,7 +61,7 @@ def test_a_run_that_cannot_be_read_is_said(write, tmp_path):
         assert word in text
 
 
-def test_checkpoints_are_verified(write, train, tmp_path):
+def test_checkpoints_are_verified(write, train, tmp_path, monkeypatch):
     train(epochs=2)
     run = tmp_path / "run"
     first, second = sorted((run / "checkpoints").iterdir())
@@ -73,6 +73,10 @@ def test_checkpoints_are_verified(write, train, tmp_path):
     assert f"{first.name} damaged: the content of model.safetensors has changed" in text
     assert f"{first.name} not checked" in words(write(run, verified=False))
     assert sorted((run / "checkpoints").iterdir()) == [first, second], "nothing is quarantined"
+    monkeypatch.setattr("hvdtrain.tools.report.page._VERIFIED", 1)
+    text = words(write(run))
+    assert f"{second.name} (best loss, accuracy) verified" in text
+    assert f"{first.name} not checked" in text, "only the newest ones are read"
 
 
 class Marks(HTMLParser):

@@ -27,6 +27,7 @@ from hvdtrain.storage.text import counted
 from hvdtrain.tools.report.run_log import RunEvent, RunLog, history_of, read_log
 
 _MANY = 16  # runs, the configs of which are in the page
+_VERIFIED = 100  # checkpoints of a run, the newest
 
 
 def write_report(run_dirs: Sequence[Path], output: Path, verified: bool) -> str:
@@ -72,7 +73,8 @@ def stored_checkpoints(run_dir: Path, verified: bool = True) -> tuple[list[Store
     except OSError as error:
         return [], [plain(f"checkpoints cannot be read: {error}")]
     notes = [plain(f"damaged, and set aside: {', '.join(set_aside)}")] if set_aside else []
-    found = [StoredCheckpoint(path, _state(path, verified), read_manifest(path)) for path in paths]
+    newest = paths[-_VERIFIED:] if verified else []
+    found = [StoredCheckpoint(path, _state(path, path in newest), read_manifest(path)) for path in paths]
     return [one for one in found if one.path.exists()], notes  # the run may have deleted it meanwhile
 
 
