@@ -206,9 +206,10 @@ def _with_history(session: Session, summary: Summary) -> Summary:
 
 def with_own_history(session: Session, summary: Summary) -> Summary:
     """Return a summary with the history that this worker finds; rank 0 has ended. Local: no collective."""
+    if not session.services.keeps_history:
+        return summary
     log = bytes(read_lines(session.services.run_dir / METRICS_FILE, session.services.report.recent))
-    found = replace(summary, best=_best(session, log), metrics_log=log)
-    return found if session.services.keeps_history else summary
+    return replace(summary, best=_best(session, log), metrics_log=log)
 
 
 def _best(session: Session, log: bytes) -> dict[str, Best]:
