@@ -84,7 +84,7 @@ class RunStore:
             what = "already holds a run" if is_stored else f"has a run on this host alone, {self.folder}"
             raise ConfigError(
                 f"run_dir: {shown(self.url)} {what}",
-                "Add --resume to continue it, choose another --run-dir, or move it away.",
+                "Give --resume without a checkpoint, or another --run-dir.",
             )
         if is_stored and is_here and claim.writer not in claims:
             self._move_aside()

@@ -88,7 +88,7 @@ def test_a_store_with_a_run_refuses_a_new_one(store, tmp_path):
     job = Job(store, tmp_path / "copy")
     job.save(1)
     job.end()
-    with pytest.raises(ConfigError, match="already holds a run"):
+    with pytest.raises(ConfigError, match="already holds a run\nGive --resume without a checkpoint"):
         Job(store, tmp_path / "elsewhere")
     Job(store, tmp_path / "third", True)  # the claim was not kept
 
