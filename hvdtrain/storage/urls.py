@@ -17,7 +17,7 @@ _PACKAGES = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "az": "
 PASSWORD = re.compile(r"(?<=://)([^/@\s:]*):(?!\d+/)\S*@")  # passwords may have a / or an @ in them
 TOKEN = re.compile(r"\b((?:https?|s3a?|gs|gcs)://)[^/@\s:?#]+@", re.I)  # others name users and containers so
 _SECRETS = re.compile(
-    r"([?&][\w.-]*(?:sig|signature|token|credential|secret|key|password)[\w.-]*=)[^&\s\"'>]+", re.I
+    r"([?&][\w.-]*(?:sig|signature|token|credential|secret|key|passw|pwd)[\w.-]*=)[^&\s\"'>]+", re.I
 )
 _NO_CREDENTIALS = re.compile("(NoCredentials|PartialCredentials|DefaultCredentials)Error|ProfileNotFound")
 _S3 = ("s3", "s3a")

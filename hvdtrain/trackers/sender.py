@@ -24,8 +24,7 @@ from hvdtrain.reporting.jsonl import LONGEST_LINE, write_json
 from hvdtrain.reporting.report import METRICS_FILE
 from hvdtrain.reporting.stored_runs import CONFIG_FILE, describe_broken, read_config
 from hvdtrain.storage.files import check_link, open_regular, read_regular
-from hvdtrain.storage.urls import shown
-from hvdtrain.trackers.services import CLIENTS, TrackedRun, row_of
+from hvdtrain.trackers.services import CLIENTS, TrackedRun, row_of, without_password
 
 FOLDER, ID_FILE = "tracking", "id.json"
 LAST_SECONDS = 10.0  # for what is not sent when the job is over
@@ -277,7 +276,7 @@ class JobTracking(Callback):
 def describe_error(error: Exception) -> str:
     """Return an error of a tracker's library in one line, without passwords."""
     text = f"{error.problem}. {error.remedy}".rstrip(". ") if isinstance(error, HvdtrainError) else str(error)
-    text = shown(" ".join(text.split())) or type(error).__name__
+    text = without_password(" ".join(text.split())) or type(error).__name__
     if found := _NO_ANSWER.search(text):
         return f"{found[1]}:{found[2]} does not answer"
     return text if len(text) <= _LONGEST_ERROR else f"{text[:_LONGEST_ERROR]}..."

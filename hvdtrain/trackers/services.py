@@ -67,6 +67,19 @@ def row_of(line: bytes, began_seconds: float) -> Row | None:
     return Row(step, began_seconds + seconds, values)
 
 
+_ADDRESS = re.compile(r"(?<=://)\S+")
+
+
+def without_password(text: str) -> str:
+    """Return a text for files and messages: its addresses have no user, password and query."""
+    return shown(_ADDRESS.sub(lambda found: _public(found[0]), text))
+
+
+def _public(address: str) -> str:
+    before, _, query = address.partition("?")
+    return "..." if "@" in query else before.rpartition("@")[2]  # it may be the password's question mark
+
+
 _STATUS = {COMPLETED: "FINISHED", FAILED: "FAILED", UNSAVED: "FAILED"}  # any other end is KILLED
 _ID_TAG = "hvdtrain.id"
 _MOST = {"metrics": 1000, "params": 100, "tags": 100}  # in one request
@@ -101,7 +114,8 @@ class MlflowTracker:
 
         self._mlflow, self._entities = mlflow, entities
         self._client: Any = mlflow.MlflowClient(uri)
-        self._server, self._run = shown(uri).rstrip("/"), ""
+        scheme, mark, address = uri.partition("://")  # all of it, which may have blanks
+        self._server, self._run = f"{scheme}{mark}{_public(address)}".rstrip("/"), ""
         self._note, self._refused = note, set[str]()
 
     def open(self, run: TrackedRun) -> str:
@@ -169,12 +183,13 @@ class MlflowTracker:
             try:
                 self._client.log_batch(self._run, **{kind: part})
             except self._mlflow.MlflowException as error:
-                reason = shown(" ".join(str(error).split()))
+                reason = without_password(" ".join(str(error).split()))
                 if error.error_code != "INVALID_PARAMETER_VALUE":
                     raise
                 if len(part) > 1:
-                    for one in part:
-                        self._log(kind, [one])
+                    half = len(part) // 2
+                    self._log(kind, part[:half])
+                    self._log(kind, part[half:])
                 elif part[0].key not in reason and "length" not in reason:  # it refuses the whole run
                     raise
                 elif part[0].key not in self._refused:
@@ -247,7 +262,7 @@ class WandbTracker:
         if self._run.offline:
             self._note(f"it is offline; later: wandb sync {self._folder.with_name(f'*-{self._run.id}')}")
             return f"{self._run.id} of {self._run.project}, offline"
-        return str(self._run.url)
+        return without_password(str(self._run.url))
 
     def send(self, rows: Sequence[Row]) -> None:
         """Pass lines to the library, which writes them to its file at once."""

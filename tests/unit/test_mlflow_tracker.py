@@ -6,7 +6,7 @@ import pytest
 
 from hvdtrain.errors import EnvironmentFault
 from hvdtrain.trackers import services
-from hvdtrain.trackers.services import MlflowTracker, Row, mlflow_name
+from hvdtrain.trackers.services import MlflowTracker, Row, TrackedRun, mlflow_name
 
 ID = "0123456789abcdef"
 ODD_NAMES = [
@@ -88,6 +88,24 @@ def test_where_it_sends_is_checked_before_the_library_is_loaded(monkeypatch, uri
     monkeypatch.setattr("hvdtrain.trackers.services.find_spec", lambda name: None)
     with pytest.raises(EnvironmentFault, match=text):
         MlflowTracker(print)
+
+
+@pytest.mark.parametrize(
+    ("uri", "place"),
+    [
+        ("http://user:pw@host:5000/", "http://host:5000/#/experiments/0/runs/run"),
+        ("http://token@host?auth=pw", "http://host/#/experiments/0/runs/run"),
+        ("https://user:p?w@host", "https://.../#/experiments/0/runs/run"),
+        ("mssql+pyodbc:///?odbc_connect=DRIVER={a b};PWD%3Dpw", "run of mssql+pyodbc: experiment 0"),
+        ("postgresql://user:12/p w@host/runs?passwd=pw", "run of postgresql://host/runs experiment 0"),
+        ("sqlite:////a b/runs.db", "run of sqlite:////a b/runs.db experiment 0"),
+    ],
+)
+def test_the_place_of_a_run_has_the_address_without_user_password_and_query(tracker, monkeypatch, uri, place):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    monkeypatch.setattr("mlflow.MlflowClient", lambda uri: Client())
+    monkeypatch.setattr("hvdtrain.trackers.services.find_spec", lambda name: name)
+    assert MlflowTracker(print).open(TrackedRun(ID, 0.0)) == place
 
 
 def test_what_mlflow_refuses_is_left_out_and_noted_once(tracker):

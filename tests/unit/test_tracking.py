@@ -10,11 +10,11 @@ from support.watching import MEANS, run_context, step_info, summary
 
 from hvdtrain.config import Config
 from hvdtrain.config.values import check_installed
-from hvdtrain.errors import ConfigError, UsageError
+from hvdtrain.errors import ConfigError, EnvironmentFault, UsageError
 from hvdtrain.jobs import track
 from hvdtrain.jobs.track import agree_on_id
 from hvdtrain.trackers import sender as sending
-from hvdtrain.trackers.sender import JobTracking, Sender, note_start, read_tracked_run
+from hvdtrain.trackers.sender import JobTracking, Sender, describe_error, note_start, read_tracked_run
 from hvdtrain.trackers.services import TrackedRun, WandbTracker, row_of
 
 ID = "0123456789abcdef"
@@ -241,11 +241,27 @@ def test_a_tracker_that_is_down_is_noted_once_and_again_when_it_answers(job, run
     tracking.on_end(summary())
     tracking.close()
     assert notes == [
-        "MLflow: http://user:***@tracker:1 refused; training continues",
+        "MLflow: http://tracker:1 refused; training continues",
         "MLflow: it answers again, and has all that was logged meanwhile",
         "MLflow: this run is here",
     ]
     assert "secret" not in "".join(path.read_text() for path in (run_dir / "tracking").iterdir())
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "mssql+pyodbc:///?odbc_connect=x;PWD%3Dpw",
+        "http://h/?auth=pw",
+        "postgresql://u:12/pw@h",
+        "/api?passwd=pw",
+    ],
+)
+def test_an_error_is_shown_without_what_may_be_secret(address):
+    for error in (ConnectionError(f"{address} failed"), EnvironmentFault(f"{address} failed")):
+        text = describe_error(error)
+        assert "pw" not in text
+        assert text.endswith(" failed")
 
 
 class Workers:
