@@ -1,4 +1,4 @@
-"""Sending what a run has written to trackers: by a thread of rank 0 while it trains, or by a command later.
+"""Sending what a run has written to trackers: by threads of rank 0 while it trains, or by a command later.
 
 The log of the run is the queue. In the folder ``tracking`` next to it lie the name that the run has among
 trackers and, for each tracker, how many lines of the log it was sent.
@@ -84,7 +84,8 @@ class Sender:
 
     def __init__(self, run_dir: Path, name: str, note: Callable[[str], None]) -> None:
         self.title = TRACKERS[name].title
-        self.place, self.problem = "", ""  # of the run at the tracker, and why the last attempt failed
+        self.place, self._shown_place = "", ""  # of the run at the tracker
+        self.problem = ""  # why the last attempt failed
         self.note: Callable[[str], None] = lambda text: note(f"{self.title}: {text}")
         self.checkpoint: Path | None = None  # the newest one that is to be sent
         self.is_abandoned, self.is_done = threading.Event(), False
@@ -93,7 +94,6 @@ class Sender:
         self._tracker: Any = None
         self._run: TrackedRun | None = None  # while it is open
         self._sent_checkpoint: Path | None = None
-        self._wait = self._next_seconds = 0.0
         state = _read(self._path)
         count, self._sent_to, self._offset = state.get("lines"), str(state.get("place", "")), 0
         lines = self._unsent(count if isinstance(count, int) else 0)  # fewer, if the log was cut back
@@ -115,27 +115,27 @@ class Sender:
         self._tracker.end(status, error)
         self._run, self.is_done = None, True
 
-    def attempt(self, step: Callable[[], None], is_last: bool = False) -> None:
-        """Do a step if it is due; note when the tracker fails, and when it answers."""
-        if time.monotonic() < self._next_seconds and not is_last:
-            return
-        before, place = self.problem, self.place
+    def succeeds(self, step: Callable[[], None]) -> bool:
+        """Do a step, and note when the tracker fails and when it answers; raises errors of the user."""
+        before = self.problem
         try:
             step()
         except Abandoned:
-            return
+            raise
         except Exception as error:
-            self.problem = describe_error(error)
-            if not before:
+            self.problem, is_final = describe_error(error), isinstance(error, HvdtrainError)
+            if is_final or not before:
                 self.note(f"{self.problem}; training continues")
-            self._wait = min(_LONGEST_WAIT, max(_POLL_SECONDS, 2 * self._wait))
-            self._next_seconds = time.monotonic() + self._wait
-            return
-        self.problem, self._wait = "", 0.0
+            if is_final:  # until the user changes something
+                raise
+            return False
+        self.problem = ""
         if before:
             self.note("it answers again, and has all that was logged meanwhile")
-        if place != self.place:
+        if self._shown_place != self.place:
+            self._shown_place = self.place
             self.note(f"this run is {self.place}")
+        return True
 
     def describe_unsent(self, problem: str) -> str:
         """Return what is not sent of a run whose job is over and why, and the command that sends it."""
@@ -201,7 +201,7 @@ class Sender:
 
 
 class JobTracking(Callback):
-    """The built-in callback of rank 0 that has a run sent to trackers, by a thread."""
+    """The built-in callback of rank 0 that has a run sent to trackers, each by a thread of its own."""
 
     def __init__(
         self,
@@ -215,21 +215,25 @@ class JobTracking(Callback):
         self._with_checkpoints = with_checkpoints
         self._senders = [Sender(run_dir, name, self._say) for name in names]
         self._is_over, self._ending = threading.Event(), ("", "")
-        # a daemon: a process ends although a server is awaited
-        self._thread = threading.Thread(target=self._send, daemon=True, name="trackers")
+        # daemons: a process ends although a server is awaited
+        self._threads = [
+            threading.Thread(target=self._send, args=[sender], daemon=True, name=f"tracker {sender.title}")
+            for sender in self._senders
+        ]
         self._note: Callable[[str], None] | None = None
 
     def on_start(self, context: RunContext) -> None:
-        """Note that the job starts, and start the thread."""
+        """Note that the job starts, and start the threads."""
         self._note = context.note
         began = round(time.time() - context.seconds(), 3)
         facts = {"step": context.steps_done, "workers": context.workers, **self._facts}
         try:
             note_start(self._run_dir, TrackedRun(self._tracking_id, began, facts))
         except OSError as error:
-            self._senders = []
+            self._senders, self._threads = [], []
             self._say(f"trackers: nothing of this run is sent: {error}; training continues")
-        self._thread.start()
+        for thread in self._threads:
+            thread.start()
 
     def on_checkpoint(self, step: int, path: Path) -> None:
         """Have the checkpoint sent; it takes the place of one that was not sent yet."""
@@ -244,29 +248,25 @@ class JobTracking(Callback):
         """Wait some seconds until all is sent, and say what is not."""
         seconds = LAST_SECONDS if self._ending[0] else _LEFT_SECONDS
         self._is_over.set()
-        if self._thread.ident is not None:  # it was started
-            self._thread.join(seconds)
-        for sender in self._senders:
+        until = time.monotonic() + seconds
+        for sender, thread in zip(self._senders, self._threads, strict=True):
+            if thread.ident is not None:  # it was started
+                thread.join(max(0.0, until - time.monotonic()))
             sender.is_abandoned.set()
             if self._ending[0] and not sender.is_done:
                 sender.note(sender.describe_unsent(sender.problem or f"after {seconds:g} s"))
-        self._senders, self._note = [], None
+        self._senders, self._threads, self._note = [], [], None
 
-    def _send(self) -> None:
-        """Send until the run is over, and then how it ended."""
-        senders = self._senders
-        while True:
-            for sender in senders:
-                sender.attempt(sender.send)
-            if self._is_over.wait(_POLL_SECONDS):
-                break
-        for _ in range(_LAST_ATTEMPTS):
-            for sender in sorted(senders, key=lambda one: bool(one.problem)):  # those that answer come first
-                if not sender.is_done:
-                    sender.attempt(partial(sender.end, *self._ending), is_last=True)
-            if all(sender.is_done for sender in senders):
-                return
-            time.sleep(_POLL_SECONDS)
+    def _send(self, sender: Sender) -> None:
+        """Send to a tracker until the run is over, and then how it ended."""
+        wait = 0.0
+        with suppress(HvdtrainError, Abandoned):
+            while not self._is_over.wait(wait):
+                is_sent = sender.succeeds(sender.send)
+                wait = _POLL_SECONDS if is_sent else min(_LONGEST_WAIT, max(_POLL_SECONDS, 2 * wait))
+            for wait in (0.0, *(_LAST_ATTEMPTS - 1) * [_POLL_SECONDS]):
+                if sender.is_abandoned.wait(wait) or sender.succeeds(partial(sender.end, *self._ending)):
+                    return
 
     def _say(self, text: str) -> None:
         if (note := self._note) is not None:  # the report is not closed

@@ -29,13 +29,14 @@ class Client:
     """A client that keeps what it is sent, and refuses a batch as a server does."""
 
     def __init__(self, refused: str = "", reason: str = "") -> None:
-        self.refused, self.reason = refused, reason
+        self.refused, self.reason, self.requests = refused, reason, 0
         self.sent: dict[str, list] = {"metrics": [], "params": [], "tags": []}
 
     def log_batch(self, run_id, **given) -> None:
         from mlflow.exceptions import INVALID_PARAMETER_VALUE, MlflowException
 
         ((kind, values),) = given.items()
+        self.requests += 1
         if any(value.key == self.refused for value in values):
             raise MlflowException(self.reason, INVALID_PARAMETER_VALUE)
         self.sent[kind] += values
@@ -115,3 +116,10 @@ def test_what_mlflow_refuses_is_left_out_and_noted_once(tracker):
     assert [metric.key for metric in tracker._client.sent["metrics"]] == ["train/loss", "train/other"] * 2
     (note,) = tracker.notes
     assert note.startswith("it refuses metric train/bad, which is left out: Invalid value")
+
+
+def test_a_refused_value_among_many_is_found_by_halves(tracker):
+    tracker._client = Client("train/bad", "Invalid value for 'train/bad'")
+    tracker.send([row(bad=1, **{f"n{number}": number for number in range(255)})])
+    assert len(tracker._client.sent["metrics"]) == 255
+    assert tracker._client.requests == 1 + 2 * 8

@@ -199,8 +199,8 @@ def job(run_dir, monkeypatch):
     notes: list[str] = []
     monkeypatch.setattr(sending, "_POLL_SECONDS", 0.01)
 
-    def start() -> tuple[JobTracking, list[str]]:
-        tracking = JobTracking(["mlflow"], run_dir, ID, {"hosts": ["h1"]}, with_checkpoints=True)
+    def start(*names: str) -> tuple[JobTracking, list[str]]:
+        tracking = JobTracking(names or ["mlflow"], run_dir, ID, {"hosts": ["h1"]}, with_checkpoints=True)
         tracking.on_start(run_context(run_dir, note=notes.append, steps_done=4, seconds=lambda: 2.5))
         return tracking, notes
 
@@ -229,6 +229,74 @@ def test_a_tracker_that_hangs_costs_nothing_but_some_seconds_at_the_end(job, run
         "MLflow: 2 lines of metrics.jsonl and how the run ended are not sent (after 0.5 s); to send the "
         f"rest: python -m hvdtrain track {run_dir} --to mlflow"
     ]
+
+
+def test_a_tracker_that_hangs_does_not_hold_up_another_one(job, run_dir, tracker, monkeypatch):
+    tracker.waits_for.clear()
+    other = FakeTracker()
+    monkeypatch.setitem(sending.CLIENTS, "wandb", lambda note: other)
+    monkeypatch.setattr(sending, "LAST_SECONDS", 0.5)
+    tracking, notes = job("mlflow", "wandb")
+    write(run_dir, 1)
+    wait_for(lambda: other.rows)
+    write(run_dir, 2)
+    tracking.on_end(summary())
+    tracking.close()
+    assert (other.rows, other.ends) == ([(1, 0.5), (2, 0.5)], ["completed"])
+    assert notes[0] == "Weights & Biases: this run is here"
+    assert notes[1].startswith("MLflow: 2 lines of metrics.jsonl and how the run ended are not sent")
+
+
+def test_an_error_of_the_user_is_noted_and_not_tried_again(job, run_dir, monkeypatch):
+    calls: list[float] = []
+
+    def refuse(note) -> None:
+        calls.append(1)
+        if len(calls) == 1:
+            raise ConnectionError("refused")
+        raise EnvironmentFault("MLFLOW_TRACKING_URI is not set", "Set it.")
+
+    monkeypatch.setitem(sending.CLIENTS, "mlflow", refuse)
+    tracking, notes = job()
+    wait_for(lambda: len(notes) == 2)
+    tracking.on_end(summary())
+    tracking.close()
+    assert len(calls) == 2
+    assert notes == [
+        "MLflow: refused; training continues",
+        "MLflow: MLFLOW_TRACKING_URI is not set. Set it; training continues",
+        "MLflow: how the run ended is not sent (MLFLOW_TRACKING_URI is not set. Set it); to send the rest: "
+        f"python -m hvdtrain track {run_dir} --to mlflow",
+    ]
+
+
+def test_a_job_does_not_wait_after_the_last_attempt(job, tracker, monkeypatch):
+    tracker.is_down = True
+    monkeypatch.setattr(sending, "_POLL_SECONDS", 30.0)
+    monkeypatch.setattr(sending, "_LAST_ATTEMPTS", 1)
+    tracking, notes = job()
+    wait_for(lambda: notes)
+    tracking.on_end(summary())
+    begun = time.perf_counter()
+    tracking.close()
+    assert time.perf_counter() - begun < sending.LAST_SECONDS / 2
+
+
+def test_the_place_of_a_run_whose_first_lines_are_refused_is_said_later(job, run_dir, tracker, monkeypatch):
+    write(run_dir, 1)
+    send, refusals = tracker.send, [ConnectionError("busy")]
+
+    def refuse_once(rows) -> None:
+        if refusals:
+            raise refusals.pop()
+        send(rows)
+
+    monkeypatch.setattr(tracker, "send", refuse_once)
+    tracking, notes = job()
+    wait_for(lambda: tracker.rows)
+    tracking.on_end(summary())
+    tracking.close()
+    assert [note for note in notes if "this run is" in note] == ["MLflow: this run is here"]
 
 
 def test_a_tracker_that_is_down_is_noted_once_and_again_when_it_answers(job, run_dir, tracker):
