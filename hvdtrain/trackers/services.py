@@ -61,7 +61,13 @@ def row_of(line: bytes, began_seconds: float) -> Row | None:
         seconds = float(record.get("seconds") or 0.0)
         left_out = LINE_FIELDS - {"workers"} | {"generation"} if phase == EVENT else LINE_FIELDS
         found = {f"{phase}/{name}": value for name, value in record.items() if name not in left_out}
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        numbers = found | {name: record[name] for name in ("samples", "epoch") if name in record}
+        values = {
+            name: math.nan if value is None else float(value)
+            for name, value in numbers.items()
+            if value is None or (isinstance(value, int | float) and not isinstance(value, bool))
+        }
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         return None
     if not isinstance(step, int) or not 0 <= step < 2**63 or not math.isfinite(seconds):
         return None
@@ -69,12 +75,6 @@ def row_of(line: bytes, began_seconds: float) -> Row | None:
     texts = {name: text.encode(errors="replace").decode() for name, text in logged if isinstance(text, str)}
     places = {name: value.get("image") for name, value in logged if isinstance(value, dict)}
     images = {name: place for name, place in places.items() if isinstance(place, str)}
-    found |= {name: record[name] for name in ("samples", "epoch") if name in record}
-    values = {
-        name: math.nan if value is None else float(value)
-        for name, value in found.items()
-        if value is None or (isinstance(value, int | float) and not isinstance(value, bool))
-    }
     return Row(step, began_seconds + seconds, values, texts, images)
 
 

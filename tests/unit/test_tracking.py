@@ -115,6 +115,10 @@ def test_a_line_is_numbers_by_phase():
     assert not row.texts
 
 
+def test_a_line_with_a_number_that_is_too_large_is_left_out():
+    assert row_of(line(8, phase="callback", huge=10**400).encode(), 0.0) is None
+
+
 def test_a_line_of_a_callback_has_texts_and_images():
     row = row_of(line(8, phase="callback", said="a\ud800", x={"image": "images/x.png"}, y={}).encode(), 0.0)
     assert row is not None
