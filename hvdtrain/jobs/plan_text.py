@@ -244,7 +244,8 @@ def _learning_rate(session: Session, plan: TrainingPlan, own: OwnRates | None) -
         number, unit = (config.warmup_steps, "step") if config.warmup_steps else (rate.warmup_epochs, "epoch")
         text += f", after a warm-up of {counted(number, unit)}"
     lowers = rate.schedule in ("cosine", "linear", "cyclic", "cosine_restarts", "plateau")
-    text += f", {rate.schedule}" + (f" to {peak * rate.final_fraction:g}" if lowers else "")
+    schedule = "times the task's learning_rate_factor" if rate.schedule == "task" else rate.schedule
+    text += f", {schedule}" + (f" to {peak * rate.final_fraction:g}" if lowers else "")
     plateau = session.state.plateau
     if plateau is not None and plateau.fraction < 1:
         text += f"; lowered to {peak * max(plateau.fraction, rate.final_fraction):g} so far"

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 from horovod.runner.common.util.hosts import HostInfo, get_host_assignments
+from horovod.runner.gloo_run import create_run_env_vars, create_slot_env_vars
 from support.jobs import environment
 
 from hvdtrain.backends import torchrun
@@ -42,8 +43,8 @@ class Job:
         self._workers: list[subprocess.Popen[str]] = []
 
     def start(self, rank: int, key: str = KEY) -> "subprocess.Popen[str]":
-        rank_0 = {"address": "127.0.0.1", "port": self.port}
-        variables = torchrun._variables(self._slots[rank], rank_0, "lo")
+        variables = create_slot_env_vars(self._slots[rank])
+        variables |= create_run_env_vars("127.0.0.1", ["lo"], str(self.port))
         limits = {"HOROVOD_GLOO_TIMEOUT_SECONDS": "240", "OMP_NUM_THREADS": "1", KEY_VARIABLE: key}
         self._workers.append(
             subprocess.Popen(

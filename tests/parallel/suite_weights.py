@@ -195,7 +195,7 @@ def clipped(task, d_kernel, d_bias):
 
 def assert_means(metrics, expected):
     assert len(metrics.sums) >= 3
-    for name in metrics.sums:
+    for name in metrics.sums.keys() - {"gradient_norm"}:
         assert metrics.mean(name) == pytest.approx(expected[name], rel=2e-5), name
 
 
