@@ -67,6 +67,13 @@ def decode_signals(vector: Sequence[float]) -> tuple[ControlFlags, StepStatistic
 # numbers between the sums and the signals of a step: unused parameters, overflow, norm of the gradient
 FINDINGS = 3
 NUMBERS_AFTER_SUMS = FINDINGS + SIGNALS
+
+
+def findings(unused: float = 0.0) -> list[float]:
+    """Return these numbers as a worker sends them: those that are known only after the sum are 0."""
+    return [unused, *(FINDINGS - 1) * [0.0]]
+
+
 # where overflow_exhausted and the norm are, from the end of a step's vector
 OVERFLOW_INDEX, NORM_INDEX = 1 - NUMBERS_AFTER_SUMS, 2 - NUMBERS_AFTER_SUMS
 

@@ -95,9 +95,8 @@ def prepare(
             wanted["OMPI_MCA_threads_pthreads_yield_strategy"] = "nanosleep"
             wanted["OMPI_MCA_threads_pthreads_nanosleep_time"] = str(round(_WAKE_UP_NANOSECONDS / cores))
     if elastic or launched_rank() is not None:
-        wanted["HOROVOD_FUSION_THRESHOLD"] = (
-            "0"  # what is fused depends on timing, and with it the order of sums
-        )
+        # what is fused depends on timing, and with it the order of sums
+        wanted["HOROVOD_FUSION_THRESHOLD"] = "0"
     new = {name: value for name, value in wanted.items() if name not in environ}
     environ.update(new)
     if environ is os.environ:

@@ -13,7 +13,7 @@ import numpy as np
 from hvdtrain.backends.objective.stateful_metrics import Samples
 from hvdtrain.backends.records import BackendInfo, DeviceMemory, DryRun, ModelInfo, StatePart
 from hvdtrain.backends.replica_state import ReplicaState
-from hvdtrain.backends.step_metrics import NO_SIGNALS, ControlFlags, StepMetrics
+from hvdtrain.backends.step_metrics import NO_SIGNALS, ControlFlags, StepMetrics, findings
 from hvdtrain.config import Config
 from hvdtrain.data.datasets import ArrayDataset
 from hvdtrain.data.feed import HostBatch
@@ -152,7 +152,7 @@ class FakeBackend:
         loss = self._losses.get(number, float(number)) * batch.total_weight
         unused = int(number in self._unused_at)
         names = ("model/branch/kernel",) if self.workers.rank else ()
-        vector = [loss, unused, 0.0, 0.0, *self._summed(signals)]
+        vector = [loss, *findings(unused), *self._summed(signals)]
         return self._pending("train", StepMetrics.from_vector(["loss"], vector, batch.total_weight, names))
 
     def synchronize(self):
@@ -176,7 +176,7 @@ class FakeBackend:
 
     def eval_metrics(self, partial, signals=NO_SIGNALS):
         total, weight = partial
-        metrics = StepMetrics.from_vector(["loss"], [total, 0.0, 0.0, 0.0, *self._summed(signals)], weight)
+        metrics = StepMetrics.from_vector(["loss"], [total, *findings(), *self._summed(signals)], weight)
         if self._eval_losses:
             metrics = StepMetrics({"loss": self._eval_losses.pop(0)}, 1.0)
         return self._pending("eval", metrics)
@@ -267,9 +267,7 @@ class FakeLocalBackend(FakeBackend):
         own = float(batch.weights.sum())
         vector = (
             self._losses.get(number, float(number)) * own,
-            float(number in self._unused_at),
-            0.0,
-            0.0,
+            *findings(float(number in self._unused_at)),
             *signals,
         )
         self._window.append((batch.total_weight, *vector))

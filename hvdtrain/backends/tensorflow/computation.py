@@ -22,7 +22,7 @@ from hvdtrain.backends.objective.objective import (
 )
 from hvdtrain.backends.portable.names import Renaming
 from hvdtrain.backends.reduction.local_steps import LoneWorker
-from hvdtrain.backends.step_metrics import FINDINGS, NO_SIGNALS, PartialSums
+from hvdtrain.backends.step_metrics import NO_SIGNALS, PartialSums, findings
 from hvdtrain.backends.tensorflow.batches import BatchMaker, TensorFlowBatch, TensorFlowPending
 from hvdtrain.backends.tensorflow.functions import (
     Compiled,
@@ -219,7 +219,7 @@ class Computation(ComputationBase):
 
     def evaluated(self, partial: PartialSums, signals: Sequence[float]) -> TensorFlowPending:
         """Collective. Sum an evaluation over workers, and compute the metrics of the whole of it."""
-        vector = joined(partial.values, FINDINGS * [0.0], self.numbers(signals))
+        vector = joined(partial.values, findings(), self.numbers(signals))
         if self._workers.size > 1:
             with peer_errors():
                 vector = hvd.allreduce(vector, op=hvd.Sum, name="hvdtrain.eval_metrics")

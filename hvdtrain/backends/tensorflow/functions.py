@@ -279,5 +279,10 @@ def clip_by_norm(gradients: Sequence[Tensor], clip_norm: float) -> tuple[list[Te
     Source: torch.nn.utils.clip_grad_norm_, whose small constant it shares.
     """
     norm = tf.sqrt(tf.add_n([tf.reduce_sum(tf.square(g)) for g in gradients]))
+    return scaled_to_norm(gradients, norm, clip_norm), norm
+
+
+def scaled_to_norm(gradients: Sequence[Tensor], norm: Tensor, clip_norm: float) -> list[Tensor]:
+    """Return gradients, whose joint norm is given, scaled so that it is at most ``clip_norm``."""
     factor = tf.minimum(tf.ones((), norm.dtype), clip_norm / (norm + 1e-6))
-    return [g * factor for g in gradients], norm
+    return [gradient * tf.cast(factor, gradient.dtype) for gradient in gradients]

@@ -14,7 +14,7 @@ from hvdtrain.backends.objective.losses import Values, check_values
 from hvdtrain.backends.objective.objective import ComputationBase
 from hvdtrain.backends.portable.names import Renaming
 from hvdtrain.backends.reduction.local_steps import LoneWorker
-from hvdtrain.backends.step_metrics import NO_SIGNALS, NUMBERS_AFTER_SUMS, PartialSums
+from hvdtrain.backends.step_metrics import NO_SIGNALS, NUMBERS_AFTER_SUMS, PartialSums, findings
 from hvdtrain.backends.torch.activations import apply_activation_checkpointing
 from hvdtrain.backends.torch.batches import BatchMaker, TorchBatch, TorchPending
 from hvdtrain.backends.torch.objective.gathering import Gathering
@@ -97,7 +97,7 @@ class Computation(ComputationBase):
         """Return what stands after the sums in a vector that is reduced: findings and signals."""
         if not unused and signals is NO_SIGNALS:
             return self._no_findings
-        return self._no_findings.new_tensor((float(len(unused)), 0.0, 0.0, *signals))
+        return self._no_findings.new_tensor((*findings(float(len(unused))), *signals))
 
     def micro_batches(
         self, batch: TorchBatch

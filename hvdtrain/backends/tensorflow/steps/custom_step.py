@@ -21,7 +21,7 @@ from hvdtrain.backends.custom_step import (
 )
 from hvdtrain.backends.objective.counting import Weighted
 from hvdtrain.backends.objective.losses import check_values
-from hvdtrain.backends.step_metrics import PendingVector
+from hvdtrain.backends.step_metrics import PendingVector, findings
 from hvdtrain.backends.tensorflow.batches import TensorFlowBatch, TensorFlowPending
 from hvdtrain.backends.tensorflow.functions import (
     Phase,
@@ -231,7 +231,7 @@ class CustomStep(CustomStepRules, PlainStep):
             return tf.linalg.matvec(self._rows(micro_batch, number, part), weights)
 
         sums = of_counted(counts, sums_of)(arrays, weights, gradient_weights)
-        vector = joined(sums, [float(len(computation.unused)), 0.0, 0.0], signals)
+        vector = joined(sums, findings(float(len(computation.unused))), signals)
         if self.computation.traced_workers.may_reduce:
             with tf.control_dependencies(self._calls.announce_end(computation.names, computation.weighted)):
                 vector = hvd.allreduce(vector, op=hvd.Sum, name="hvdtrain.metrics")

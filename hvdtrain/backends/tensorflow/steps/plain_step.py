@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from hvdtrain.backends.objective.logits import check_foreign
 from hvdtrain.backends.optimizers import MAIN
 from hvdtrain.backends.records import PortableState
-from hvdtrain.backends.step_metrics import PendingVector
+from hvdtrain.backends.step_metrics import PendingVector, findings
 from hvdtrain.backends.steps import WholeModelStep
 from hvdtrain.backends.tensorflow.batches import TensorFlowBatch, TensorFlowPending
 from hvdtrain.backends.tensorflow.computation import Computation
@@ -201,7 +201,7 @@ class PlainStep(WholeModelStep):
         computation.set_seeds(seeds)
         gradients, sums = self.gradients(arrays, weights, update.scale(gradient_weights), counts)
         unused = float(len(computation.unused))
-        vector = joined(sums, *self.parts.clock.numbers(), [unused, 0.0, 0.0], signals)
+        vector = joined(sums, *self.parts.clock.numbers(), findings(unused), signals)
         form = computation.names, computation.weighted
         vector = update.apply(gradients, vector, form, total_weight, learning_rate if updates else None)
         self.average(share)

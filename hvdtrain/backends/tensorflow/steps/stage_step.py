@@ -15,9 +15,9 @@ from hvdtrain.backends.pipeline.groups import Layout, StageReducer
 from hvdtrain.backends.pipeline.stage_step import Form, StageStepBase
 from hvdtrain.backends.pipeline.state import StateOfStage
 from hvdtrain.backends.portable.names import Renaming
-from hvdtrain.backends.step_metrics import FINDINGS, PendingVector
+from hvdtrain.backends.step_metrics import PendingVector, findings
 from hvdtrain.backends.tensorflow.batches import TensorFlowBatch, TensorFlowPending
-from hvdtrain.backends.tensorflow.functions import marked
+from hvdtrain.backends.tensorflow.functions import marked, scaled_to_norm
 from hvdtrain.backends.tensorflow.precision import float_bits_of, precision_of
 from hvdtrain.backends.tensorflow.reduction.broadcast import broadcast_variables
 from hvdtrain.backends.tensorflow.state.layer_state import LayerState
@@ -97,8 +97,7 @@ class StagedUpdate(Update):
         # nothing else needs it in a stage without gradients: TensorFlow would leave out what others wait for
         self._squared_norm.assign(total)
         norm = tf.sqrt(total)
-        factor = tf.minimum(tf.ones((), tf.float64), clip_norm / (norm + 1e-6))
-        return [gradient * tf.cast(factor, gradient.dtype) for gradient in gradients], norm
+        return scaled_to_norm(gradients, norm, clip_norm), norm
 
     def update(self, gradients: list[Tensor], learning_rate: Tensor) -> None:
         """Let the optimizer take its step, if this stage has parameters."""
@@ -184,7 +183,7 @@ class StageStep(StageStepBase, PlainStep):
     def _traced_update(self, gradients: list[Tensor], *tensors: Tensor) -> Tensor:
         """Collective. Do the update of a step with the gradients of its micro-batches; return its vector."""
         sums, total_weight, learning_rate, share, signals, unused = tensors
-        vector = tf.concat([sums, [unused, 0.0, 0.0], signals], 0)
+        vector = tf.concat([sums, findings(unused), signals], 0)
         vector = self.update.apply(gradients, vector, self.forms[True], total_weight, learning_rate)
         self.update.ema(share)
         return vector
@@ -192,7 +191,7 @@ class StageStep(StageStepBase, PlainStep):
     def summed(self, own: Tensor | None, count: int, signals: Sequence[float]) -> Tensor:
         """Collective. Return the vector of an evaluation, summed over workers, of this worker's sums."""
         own = tf.zeros(count) if own is None else own
-        vector = tf.concat([own, FINDINGS * [0.0], self.computation.numbers(signals)], 0)
+        vector = tf.concat([own, findings(), self.computation.numbers(signals)], 0)
         with peer_errors():
             return hvd.allreduce(vector, op=hvd.Sum, name="hvdtrain.eval_metrics")
 

@@ -12,7 +12,7 @@ from hvdtrain.backends.torch.reduction.flat import laid_out_as
 from hvdtrain.backends.torch.reduction.sharded import Sharded
 from hvdtrain.backends.torch.reduction.sharded_parameters import Bucket, ShardedParameters, memory_of
 from hvdtrain.backends.torch.state.model_state import Entry
-from hvdtrain.backends.torch.steps.update import Update, all_agree
+from hvdtrain.backends.torch.steps.update import Update, all_agree, scale_to_norm
 from hvdtrain.host.cores import keep_freed
 
 
@@ -99,8 +99,7 @@ class ShardedGradientsUpdate(ShardedUpdate):
         """Collective. Scale the gradients so that their joint norm is at most that; return what it was."""
         squares = torch.stack([part.to(torch.float64).square().sum() for part in self._sums]).sum().cpu()
         norm: torch.Tensor = hvd.allreduce(squares, op=hvd.Sum, name="hvdtrain.gradient_norm").sqrt()
-        factor = float(torch.clamp(clip_norm / (norm + 1e-6), max=1.0))  # as torch.nn.utils has it
-        torch._foreach_mul_(self._sums, factor)
+        scale_to_norm(self._sums, norm, clip_norm)
         return norm
 
     def update(self, learning_rate: float) -> None:

@@ -25,7 +25,7 @@ from hvdtrain.backends.torch.steps import stage_passes
 from hvdtrain.backends.torch.steps.optimizer_state import TrainingState
 from hvdtrain.backends.torch.steps.parts import Parts
 from hvdtrain.backends.torch.steps.plain_step import PlainStep
-from hvdtrain.backends.torch.steps.update import Update, all_agree
+from hvdtrain.backends.torch.steps.update import Update, all_agree, scale_to_norm
 from hvdtrain.backends.torch.sync_batch_norm import BatchNormSync, find_batch_norms
 from hvdtrain.backends.torch.task_model import LOSS, check_compiler, compiled, make_model
 from hvdtrain.backends.workers import peer_errors
@@ -78,9 +78,8 @@ class StagedUpdate(Update):
         # every replica adds the same
         total = hvd.allreduce(squares, op=hvd.Sum, name="hvdtrain.gradient_norm") / self._layout.replicas
         norm: torch.Tensor = total.sqrt()
-        factor = float(torch.clamp(clip_norm / (norm + 1e-6), max=1.0))  # as torch.nn.utils
         if gradients := self._gradients():
-            torch._foreach_mul_(gradients, factor)
+            scale_to_norm(gradients, norm, clip_norm)
         return norm
 
     def _with_reached(self, vector: torch.Tensor) -> torch.Tensor:

@@ -240,6 +240,11 @@ def fitting_gradient(
     return torch.sparse_coo_tensor(places.to(rows.device), rows, shape, check_invariants=False)
 
 
+def scale_to_norm(gradients: list[torch.Tensor], norm: torch.Tensor, clip_norm: float) -> None:
+    """Scale gradients, whose joint norm is given on the host, to at most that, as torch.nn.utils does."""
+    torch._foreach_mul_(gradients, float(torch.clamp(clip_norm / (norm + 1e-6), max=1.0)))
+
+
 def all_agree(is_finite: bool) -> bool:
     """Collective. Return whether something holds on all workers of the job."""
     lost = torch.tensor([0.0 if is_finite else 1.0])
