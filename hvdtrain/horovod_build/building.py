@@ -1,7 +1,6 @@
 """The steps of a build, in order: compiling the patched source, installing the wheel, a check."""
 
 import contextlib
-import hashlib
 import json
 import os
 import re
@@ -13,18 +12,24 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import psutil
 
 from hvdtrain.errors import HorovodBuildError, Interrupted
-from hvdtrain.horovod_build.cache import VERSION, BuildCache, exposure, fetch_source, unpack
+from hvdtrain.horovod_build.cache import (
+    VERSION,
+    BuildCache,
+    default_cache_folder,
+    exposure,
+    fetch_source,
+    unpack,
+)
 from hvdtrain.horovod_build.installed import TITLES, InstalledBuild, installed_build
 from hvdtrain.horovod_build.patching import apply_patches, horovod_patches
 from hvdtrain.horovod_build.plan import BuildRequest, Plan, make_plan
-from hvdtrain.horovod_build.toolchain import Gpu, path_with, run_logged
-from hvdtrain.host.processes import run_limited
+from hvdtrain.horovod_build.toolchain import Gpu, path_with
+from hvdtrain.host.processes import deadline, kill_group, run_limited, start_group
 from hvdtrain.storage.text import counted
 
 Echo = Callable[[str], None]
@@ -32,7 +37,6 @@ Echo = Callable[[str], None]
 CHECK_LIMIT_SECONDS = 180
 COMPILE_LIMIT_SECONDS = 2 * 3600
 GIB_PER_JOB = 2.0
-MAX_ERRORS_SHOWN = 3
 
 # What is being built, at the root of the source tree. The patch build/0010-build-record makes CMake
 # copy it into horovod/metadata.json, where `installed_build` reads it.
@@ -47,8 +51,9 @@ _CLEARED_PREFIXES = ("HOROVOD_", "CMAKE_", "CCL_")
 _CLEARED_CUDA = ("CUDACXX", "CUDAFLAGS", "CUDA_HOME", "CUDA_PATH")
 _CLEARED = ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MPI_HOME", "DESTDIR", *_CLEARED_CUDA)
 
-_ERROR = re.compile(r"\berror: \S|CMake Error|undefined reference|No space left|Killed")
-_NO_ERROR = re.compile(r"-W\S*error|error: subprocess-exited|error: command .* failed")
+_ERROR = re.compile(
+    r"\berror: (?!subprocess-exited|command )|CMake Error|undefined reference|No space left|Killed"
+)
 _PERCENT = re.compile(r"\[ *(\d+)%\]")
 
 # in one process: extensions that cannot be loaded, or find no libraries, end here
@@ -73,41 +78,38 @@ def build_horovod(request: BuildRequest, echo: Echo) -> InstalledBuild:
     the environment has the Horovod that it had before, or none, and no process is left running.
     """
     echo(f"Horovod {VERSION}: looking at this environment.")
-    with _trusted_cache(request.cache_folder, echo) as cache:
-        plan = make_plan(replace(request, cache_dir=cache.folder))
-        echo(f"For {plan.describe()}.")
-        for line in plan.left_out:
-            echo(line)
-        environment = hashlib.sha256(sys.prefix.encode()).hexdigest()[:16]
-        with (
-            _ended_by_sigterm(),
-            cache.lock(f"environment-{environment}", lambda: echo("Waiting for another build here.")),
-            cache.lock(f"build-{plan.key}", lambda: echo("Waiting for another build of the same.")),
-        ):
-            return _build_locked(plan, request, cache, echo)
+    try:
+        with _trusted_cache(echo) as cache:
+            plan = make_plan(request)
+            echo(f"For {plan.describe()}.")
+            for line in plan.left_out:
+                echo(line)
+            with _ended_by_sigterm(), cache.lock(lambda: echo("Waiting for another build.")):
+                return _build_locked(plan, request, cache, echo)
+    except OSError as error:
+        raise HorovodBuildError(
+            f"{error.filename or 'A file'}: {error.strerror or error}.",
+            "A build takes 0.5 GiB in the folder for temporary files (TMPDIR), and 0.1 GiB in the cache "
+            "(HVDTRAIN_CACHE).",
+        ) from error
 
 
 @contextlib.contextmanager
-def _trusted_cache(folder: Path, echo: Echo) -> Iterator[BuildCache]:
-    """Give the cache in a folder, or an empty one for this build if somebody else can change that folder.
-
-    A wheel is code, and lies next to its own checksum: who can write both chooses the code that is installed.
-    """
-    reason = exposure(folder / "wheels")
-    if not reason:
-        yield BuildCache(folder)
-        return
-    echo(f"The cache {folder} is not used: {reason}, who could replace what is installed from it.")
-    echo("Make it yours alone (chown, chmod go-w), or set HVDTRAIN_CACHE to a folder that is.")
-    own = Path(tempfile.mkdtemp(prefix="hvdtrain-cache-"))
-    yield BuildCache(own)
-    shutil.rmtree(own, ignore_errors=True)  # after a failure it is kept: the log is in it
+def _trusted_cache(echo: Echo) -> Iterator[BuildCache]:
+    """Give the cache, or an empty one for this build if somebody else can change its folder."""
+    folder = default_cache_folder()
+    if reason := exposure(folder, folder / "wheels"):
+        echo(f"The cache is not used: {reason}, who could replace what is installed from it.")
+        echo("Make it yours alone (chown, chmod go-w), or set HVDTRAIN_CACHE to a folder that is.")
+        folder = Path(tempfile.mkdtemp(prefix="hvdtrain-cache-"))
+    yield BuildCache(folder)
+    if reason:
+        shutil.rmtree(folder, ignore_errors=True)  # after a failure it is kept: the log is in it
 
 
 def _build_locked(plan: Plan, request: BuildRequest, cache: BuildCache, echo: Echo) -> InstalledBuild:
     installed = installed_build()
-    if not request.force and _is_of(installed, plan):
-        assert installed is not None
+    if installed is not None and not request.force and _is_of(installed, plan):
         echo("Already installed.")
         return installed
     wheel = None if request.force else cache.wheel(plan.key)
@@ -117,16 +119,15 @@ def _build_locked(plan: Plan, request: BuildRequest, cache: BuildCache, echo: Ec
         wheel = compile_wheel(plan, cache, request.jobs, echo)
     echo("Installing.")
     _pip("install", "--no-deps", "--force-reinstall", "--no-index", str(wheel))
-    if request.check:
-        try:
-            check_build(plan, echo)
-        except BaseException as error:
-            # The next build must not find an unchecked build installed. A wheel that failed is
-            # removed from the cache; one whose check was interrupted can be checked again.
-            if isinstance(error, HorovodBuildError):
-                cache.remove(plan.key)
-            _pip("uninstall", "--yes", "horovod")
-            raise
+    try:
+        check_build(plan, echo)
+    except BaseException as error:
+        # The next build must not find an unchecked build installed. A wheel that failed is
+        # removed from the cache; one whose check was interrupted can be checked again.
+        if isinstance(error, HorovodBuildError):
+            cache.remove(plan.key)
+        _pip("uninstall", "--yes", "horovod")
+        raise
     installed = installed_build()
     if installed is None or not _is_of(installed, plan):
         raise HorovodBuildError(
@@ -137,9 +138,9 @@ def _build_locked(plan: Plan, request: BuildRequest, cache: BuildCache, echo: Ec
     return installed
 
 
-def _is_of(build: InstalledBuild | None, plan: Plan) -> bool:
+def _is_of(build: InstalledBuild, plan: Plan) -> bool:
     """Return whether an installed build is the one of a plan, with all its extensions."""
-    return build is not None and build.key == plan.key and all(map(build.built_for, plan.frameworks))
+    return build.key == plan.key and all(map(build.built_for, plan.frameworks))
 
 
 @contextlib.contextmanager
@@ -173,18 +174,13 @@ def _pip(*arguments: str) -> None:
     )
     if done.returncode:
         raise HorovodBuildError(
-            f"pip {arguments[0]} failed. It said:\n{_end_of(done.stdout.splitlines(), 8)}"
+            f"pip {arguments[0]} failed. It said:\n{_shown(done.stdout.splitlines()[-8:])}"
         )
 
 
-def _end_of(lines: Sequence[str], most: int) -> str:
-    """Return the last lines of an output, for a message."""
-    return "\n".join(f"  {_shortened(line)}" for line in lines[-most:])
-
-
-def _shortened(line: str, width: int = 200) -> str:
-    # A compiler's command line can be thousands of characters long.
-    return line if len(line) <= width else line[: width - 4] + " ..."
+def _shown(lines: Sequence[str]) -> str:
+    """Return lines of an output for a message; a compiler's can be thousands of characters long."""
+    return "\n".join(f"  {line[:200]}" for line in lines)
 
 
 def compile_wheel(plan: Plan, cache: BuildCache, jobs: int, echo: Echo) -> Path:
@@ -192,7 +188,7 @@ def compile_wheel(plan: Plan, cache: BuildCache, jobs: int, echo: Echo) -> Path:
     if not jobs:
         gib = psutil.virtual_memory().available / 2**30
         jobs = max(1, min(len(os.sched_getaffinity(0)), int(gib / GIB_PER_JOB)))
-    log = cache.new_log(plan.key)
+    log = cache.folder / "logs" / f"{plan.key}.log"
     echo("Getting the source.")
     archive = fetch_source(cache)
     with tempfile.TemporaryDirectory(prefix="hvdtrain-horovod-") as name:
@@ -202,58 +198,62 @@ def compile_wheel(plan: Plan, cache: BuildCache, jobs: int, echo: Echo) -> Path:
         (source / RECORD_FILE).write_text(json.dumps(plan.record(), indent=1), encoding="utf-8")
         echo(f"Compiling with {counted(jobs, 'job')} at a time; log: {log}")
         started = time.monotonic()
-        wheel = _build_wheel(source, folder, build_environment(plan, folder, jobs), log, echo)
-        stored = cache.store(plan.key, wheel)
+        env = build_environment(plan, folder, jobs)
+        command = [sys.executable, "-m", "pip", "wheel", "--verbose", "--no-build-isolation", "--no-deps"]
+        command += ["--no-index", "--disable-pip-version-check", "--wheel-dir", str(folder), str(source)]
+        lines = run_logged(command, log, env, folder, echo)
+        built = next(folder.glob("horovod-*.whl"), None)
+        if built is None:
+            raise _compile_error(lines, log)
+        stored = cache.store(plan.key, built)
     mib = stored.stat().st_size / 2**20
     echo(f"Compiled in {time.monotonic() - started:.0f} s; the wheel has {mib:.1f} MiB.")
     return stored
 
 
-def _build_wheel(source: Path, folder: Path, env: Mapping[str, str], log: Path, echo: Echo) -> Path:
-    wheels = folder / "wheels"
-    command = [sys.executable, "-m", "pip", "wheel", "--verbose", "--no-build-isolation", "--no-deps"]
-    command += ["--no-index", "--disable-pip-version-check", "--wheel-dir", str(wheels), str(source)]
+def run_logged(
+    command: Sequence[str], log: Path, env: Mapping[str, str], folder: Path, echo: Echo
+) -> list[str]:
+    """Run a compilation and return the lines of its output, which a log gets, too.
+
+    At the limit, or if this process is interrupted, it and all that it started are killed.
+    """
     lines: list[str] = []
     shown, started = 0, time.monotonic()
+    pipe = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "encoding": "utf-8", "errors": "replace"}
+    process = start_group(command, env=env, cwd=folder, **pipe)
+    assert process.stdout is not None
 
-    def on_line(line: str) -> None:
-        nonlocal shown
-        lines.append(line.rstrip())
-        percent = _PERCENT.search(line)
-        if percent and int(percent[1]) >= shown + 10:
-            shown = int(percent[1]) // 10 * 10
-            echo(f"  {percent[1]} % after {time.monotonic() - started:.0f} s")
+    def stop() -> None:
+        lines.append(f"error: not done after {COMPILE_LIMIT_SECONDS:,} seconds")
+        kill_group(process)
 
-    with log.open("w", encoding="utf-8") as file:
-        try:
-            exit_code = run_logged(
-                command, file, env=env, folder=folder, limit_seconds=COMPILE_LIMIT_SECONDS, on_line=on_line
-            )
-        except TimeoutError as error:
-            raise HorovodBuildError(f"Compiling Horovod: {error}.", f"The whole log: {log}") from error
-    built = sorted(wheels.glob("horovod-*.whl")) if exit_code == 0 else []
-    if not built:
-        digest = _error_digest(lines)
-        memory = "\nThe compiler was killed, most likely for lack of memory: try --jobs 1."
-        raise HorovodBuildError(
-            f"Horovod did not compile. The first errors:\n{digest}",
-            f"The whole log: {log}" + (memory if "Killed" in digest else ""),
-        )
-    return built[0]
+    try:
+        with process.stdout, log.open("w", encoding="utf-8") as file, deadline(COMPILE_LIMIT_SECONDS, stop):
+            for line in process.stdout:
+                file.write(line)
+                file.flush()
+                lines.append(line.rstrip())
+                percent = _PERCENT.search(line)
+                if percent and int(percent[1]) >= shown + 10:
+                    shown = int(percent[1])
+                    echo(f"  {shown} % after {time.monotonic() - started:.0f} s")
+    finally:
+        kill_group(process)
+    return lines
 
 
-def _error_digest(lines: Sequence[str]) -> str:
-    """Return the first errors of a compiler's log with the lines around them, or the end of the log."""
-    errors = [k for k, line in enumerate(lines) if _ERROR.search(line) and not _NO_ERROR.search(line)]
-    if not errors:
-        return _end_of(lines, 20)
+def _compile_error(lines: Sequence[str], log: Path) -> HorovodBuildError:
+    """Return the error with the first errors of a compiler, or the end of its output."""
+    errors = [place for place, line in enumerate(lines) if _ERROR.search(line)][:3]
     # CMake explains an error below it
-    near = {
-        place
-        for k in errors[:MAX_ERRORS_SHOWN]
-        for place in range(max(0, k - 2), k + (12 if "CMake Error" in lines[k] else 4))
-    }
-    return _end_of([line for place, line in enumerate(lines) if place in near], len(near))
+    near = [lines[place : place + (12 if "CMake Error" in lines[place] else 4)] for place in errors]
+    digest = _shown([line for part in near for line in part] or lines[-20:])
+    memory = "\nThe compiler was killed, most likely for lack of memory: try --jobs 1."
+    return HorovodBuildError(
+        f"Horovod did not compile. The first errors:\n{digest}",
+        f"The whole log: {log}" + (memory if "Killed" in digest else ""),
+    )
 
 
 def build_environment(plan: Plan, folder: Path, jobs: int) -> dict[str, str]:
@@ -349,7 +349,7 @@ def _check_one(framework: str, env: Mapping[str, str]) -> str:
     if done.code == 0:
         return ""
     how = f"exit code {done.code}" if done.code is not None else "it did not end in time"
-    return f"{how}. Its output:\n{_end_of((done.output + done.errors).splitlines(), 15)}"
+    return f"{how}. Its output:\n{_shown((done.output + done.errors).splitlines()[-15:])}"
 
 
 def check_environment(plan: Plan, environment: Mapping[str, str]) -> dict[str, str]:

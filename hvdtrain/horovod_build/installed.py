@@ -1,5 +1,6 @@
 """The installed Horovod, and whether it fits the job, without importing it."""
 
+import contextlib
 import importlib
 import importlib.machinery
 import importlib.metadata
@@ -11,6 +12,7 @@ import shutil
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from hvdtrain.errors import EnvironmentFault, HorovodBuildError
 from hvdtrain.horovod_build.patching import horovod_patches, patches_digest
@@ -51,11 +53,6 @@ class InstalledFramework:
         """The name as it is displayed."""
         return TITLES[self.name]
 
-    @property
-    def cuda_major(self) -> str:
-        """The major version of its CUDA; empty for a CPU build."""
-        return self.cuda.partition(".")[0]
-
 
 def package_folder(name: str) -> Path | None:
     """Return the folder of an installed package without importing it, or None without the package."""
@@ -73,25 +70,17 @@ def installed_framework(name: str) -> InstalledFramework | None:
     return _torch() if name == "torch" else _tensorflow()
 
 
-def same_version(one: str, other: str) -> bool:
-    """Return whether two spellings mean the same version ("2.22.0-rc0" and "2.22.0rc0")."""
-    return one.replace("-", "") == other.replace("-", "")
-
-
 def unsupported(found: InstalledFramework) -> tuple[str, str]:
     """Return why Horovod is not built for a framework, and what helps; both are empty if it can be."""
     oldest, pip_name = OLDEST[found.name], PIP_NAMES[found.name]
-    if _release(found.version) < _release(oldest):
+    release, least = (tuple(map(int, re.findall(r"\d+", text)[:2])) for text in (found.version, oldest))
+    if release < least:
         reason = f"{found.title} {found.version} is too old: hvdtrain needs {oldest} or newer."
         return reason, f"pip install --upgrade {pip_name}"
     if not found.cxx_standard:
         reason = f"{found.title} {found.version} in {found.folder} has no C++ headers (include/ATen/ATen.h)."
         return reason, f"pip install --force-reinstall --no-deps {pip_name}"
     return "", ""
-
-
-def _release(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in re.findall(r"\d+", version)[:2])
 
 
 def _torch() -> InstalledFramework | None:
@@ -121,15 +110,18 @@ def _tensorflow() -> InstalledFramework | None:
     folder = package_folder("tensorflow")
     if folder is None:
         return None
+    version = next(filter(None, map(_version_of, _TENSORFLOW_PACKAGES)), "")
     build_info = _text(folder / "python" / "platform" / "build_info.py")
-    for package in _TENSORFLOW_PACKAGES:
-        try:
-            version = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-        cuda = _first(r"'cuda_version', '([^']+)'", build_info)
-        return InstalledFramework("tf", version, cuda=cuda, folder=folder)
-    return None
+    cuda = _first(r"'cuda_version', '([^']+)'", build_info)
+    return InstalledFramework("tf", version, cuda=cuda, folder=folder) if version else None
+
+
+def _version_of(distribution: str) -> str:
+    """Return the version of an installed distribution; empty if there is none."""
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
 
 
 def _text(path: Path) -> str:
@@ -165,12 +157,9 @@ class InstalledBuild:
 
     def describe(self) -> str:
         """Return one line with version, frameworks and controllers."""
-        frameworks = [
-            f"{title} {version}"
-            for title, version in (("torch", self.torch), ("TensorFlow", self.tensorflow))
-            if version
-        ]
-        built_for = " and ".join(frameworks) or "no framework"
+        versions = (("torch", self.torch), ("TensorFlow", self.tensorflow))
+        built_for = " and ".join(f"{title} {version}" for title, version in versions if version)
+        built_for = built_for or "no framework"
         if not self.patches:
             return f"{self.version} for {built_for}; not built by hvdtrain"
         parts = [f"MPI ({self.mpi})"] if self.mpi else []
@@ -195,20 +184,14 @@ class InstalledBuild:
 def installed_build() -> InstalledBuild | None:
     """Return the Horovod that is installed, or None, in milliseconds and without importing anything."""
     importlib.invalidate_caches()
-    folder = package_folder("horovod")
-    if folder is None:
+    folder, version = package_folder("horovod"), _version_of("horovod")
+    if folder is None or not version:
         return None
-    try:
-        version = importlib.metadata.version("horovod")
-    except importlib.metadata.PackageNotFoundError:
-        return None
-    try:
-        metadata = json.loads((folder / "metadata.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        metadata = {}
-    metadata = metadata if isinstance(metadata, dict) else {}  # else it is damaged
-    record = metadata.get("hvdtrain")
-    record = record if isinstance(record, dict) else {}
+    metadata: dict[str, Any] = {}
+    record: dict[str, Any] = {}
+    with contextlib.suppress(OSError, ValueError, TypeError):  # it is damaged
+        metadata = dict(json.loads((folder / "metadata.json").read_text(encoding="utf-8")))
+        record = dict(metadata.get("hvdtrain", {}))
     suffix = importlib.machinery.EXTENSION_SUFFIXES[0]
     has = {name for name in TITLES if (folder / f"{_EXTENSIONS[name]}{suffix}").is_file()}
     built_for = {name: metadata.get(_IN_METADATA[name]) if name in has else None for name in TITLES}
@@ -219,8 +202,7 @@ def installed_build() -> InstalledBuild | None:
         mpi=str(record.get("mpi", "MPI")) if metadata.get("have_mpi") else None,
         gloo=bool(metadata.get("have_gloo")),
         nccl=bool(metadata.get("have_nccl")),
-        # Builds of hvdtrain before 0017-horovod-patches-are-diffs wrote "edits".
-        patches=str(record.get("patches") or record.get("edits") or ""),
+        patches=str(record.get("patches") or ""),
         key=str(record.get("key", "")),
     )
 
@@ -238,8 +220,7 @@ def require_horovod(framework: str) -> InstalledBuild:
             f"Install it, then build Horovod for it:\n"
             f"  pip install {PIP_NAMES[framework]}\n  {BUILD_COMMAND}",
         )
-    build = installed_build()
-    if build is None:
+    if (build := installed_build()) is None:
         raise HorovodBuildError(
             f"Horovod is not installed in this Python environment ({title} {installed.version} is).",
             f"Build and install it (a few minutes, once):\n  {BUILD_COMMAND}",
@@ -251,7 +232,7 @@ def require_horovod(framework: str) -> InstalledBuild:
             f"The installed Horovod ({build.describe()}) has no extension for {title}.{whose}",
             f"Build it for everything that is installed:\n  {build.command}",
         )
-    if not same_version(built_for, installed.version):
+    if built_for.replace("-", "") != installed.version.replace("-", ""):  # "2.22.0-rc0" is "2.22.0rc0"
         raise HorovodBuildError(
             f"The installed Horovod was built for {title} {built_for}, "
             f"but {title} {installed.version} is installed.{whose}",

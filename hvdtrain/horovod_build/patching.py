@@ -16,7 +16,6 @@ from pathlib import Path
 
 from hvdtrain.errors import HorovodBuildError
 
-_DAMAGED = "This installation of hvdtrain is damaged: install it again."
 _HUNK = re.compile(r"@@ -(\d+)(?:,(\d+))? \+\d+(?:,(\d+))? @@")
 
 
@@ -101,7 +100,10 @@ def horovod_patches() -> tuple[Patch, ...]:
         folder = files(__package__) / "patches" / name
         found = [file for file in folder.iterdir() if file.name.endswith(".patch")] if folder.is_dir() else []
         if not found:
-            raise HorovodBuildError(f"There are no patches for Horovod in {folder}.", _DAMAGED)
+            raise HorovodBuildError(
+                f"There are no patches for Horovod in {folder}.",
+                "This installation of hvdtrain is damaged: install it again.",
+            )
         for file in sorted(found, key=lambda file: file.name):
             text = file.read_bytes().decode("utf-8")
             patches.append(parse_patch(f"{name}/{file.name.removesuffix('.patch')}", text))
@@ -112,10 +114,7 @@ def parse_patch(name: str, text: str) -> Patch:
     """Read one patch: a header, lines of which may be continued, an empty line, and a unified diff."""
     header, _, diff = text.partition("\n\n")
     fields = {key: " ".join(str(value).split()) for key, value in HeaderParser().parsestr(header).items()}
-    changes = parse_diff(diff)
-    if not changes or not all(change.hunks for change in changes):
-        raise HorovodBuildError(f"Patch {name} changes no file, or one without a hunk.", _DAMAGED)
-    return Patch(name, fields, diff, changes)
+    return Patch(name, fields, diff, parse_diff(diff))
 
 
 def patches_digest(patches: Sequence[Patch]) -> str:

@@ -14,13 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hvdtrain.errors import ConfigError, HorovodBuildError
-from hvdtrain.horovod_build.cache import SDIST_SHA256, default_cache_folder
+from hvdtrain.horovod_build.cache import SDIST_SHA256
 from hvdtrain.horovod_build.installed import (
     PIP_NAMES,
     TITLES,
     InstalledFramework,
     installed_framework,
-    package_folder,
     unsupported,
 )
 from hvdtrain.horovod_build.patching import horovod_patches, patches_digest
@@ -69,14 +68,10 @@ class Mpi:
         return f"{self.name} {self.version}".strip()
 
     @property
-    def in_environment(self) -> bool:
-        """Whether it belongs to the environment of the running Python, and moves with it."""
-        return self.programs.is_relative_to(sys.prefix)
-
-    @property
     def identity(self) -> str:
         """What a build with it depends on. For an MPI outside the environment that includes its path."""
-        return str(self) if self.in_environment else f"{self} in {self.programs.parent}"
+        moves = self.programs.is_relative_to(sys.prefix)
+        return str(self) if moves else f"{self} in {self.programs.parent}"
 
 
 def find_mpi() -> Mpi | None:
@@ -139,18 +134,11 @@ class BuildRequest:
     gpu: str = "none"  # "none" or "nccl"
     jobs: int = 0  # number of concurrent compile jobs; 0 chooses by cores and memory
     force: bool = False  # build even if the cache or the environment has the build
-    cache_dir: Path | None = None  # the cache; None means the default, `default_cache_folder`
-    check: bool = True  # whether it is loaded and tried at the end of the build
 
     def __post_init__(self) -> None:
         for field, choices in _CHOICES.items():
             if (value := getattr(self, field)) not in choices:
                 raise ConfigError(f"{field} is {value!r}; it must be one of {', '.join(choices)}.")
-
-    @property
-    def cache_folder(self) -> Path:
-        """The folder of wheels and logs."""
-        return self.cache_dir or default_cache_folder()
 
 
 @dataclass(frozen=True)
@@ -211,11 +199,12 @@ class Plan:
 def make_plan(request: BuildRequest) -> Plan:
     """Examine the environment and the machine, in seconds and without changing anything."""
     frameworks, left_out = _choose_frameworks(request)
-    toolchain = find_toolchain(request.cache_folder)
+    toolchain = find_toolchain()
     mpi = None if request.mpi == "none" else find_mpi()
     if mpi is None and request.mpi == "require":
         raise HorovodBuildError("--mpi require: no MPI compiler (mpicxx) was found.", REMEDY)
-    gpu = find_gpu(next(iter(frameworks.values())).cuda_major) if request.gpu == "nccl" else None
+    cuda = next(iter(frameworks.values())).cuda.partition(".")[0]
+    gpu = find_gpu(cuda) if request.gpu == "nccl" else None
     return Plan(
         frameworks=frameworks,
         mpi=mpi,
@@ -243,7 +232,7 @@ def _choose_frameworks(request: BuildRequest) -> tuple[dict[str, InstalledFramew
             faults[name] = fault
         elif request.gpu == "nccl" and not found.cuda:
             faults[name] = f"{found.title} {found.version} was built for CPUs.", _CUDA_REMEDY
-        elif request.gpu == "nccl" and found.cuda_major != (cuda := cuda or found.cuda_major):
+        elif request.gpu == "nccl" and (major := found.cuda.partition(".")[0]) != (cuda := cuda or major):
             built = f"was built with CUDA {found.cuda}, not {cuda}."
             faults[name] = f"{found.title} {found.version} {built}", _CUDA_REMEDY
         else:
@@ -264,8 +253,7 @@ def _rpath(frameworks: dict[str, InstalledFramework], mpi: Mpi | None, gpu: Gpu 
     """Return the library folders for the extensions; those inside the environment are relative."""
     folders = list(mpi.libraries) if mpi else []
     for name, below in (("torch", "lib"), ("tf", ".")):
-        package = package_folder("torch" if name == "torch" else "tensorflow")
-        if name in frameworks and package:
+        if name in frameworks and (package := frameworks[name].folder):
             folders.append(package / below)
     if gpu:
         folders.append(gpu.nccl_library.parent)

@@ -4,6 +4,7 @@ import importlib
 import json
 import shutil
 import sys
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -195,5 +196,6 @@ def cache(tmp_path):
 @pytest.fixture
 def wheel(tmp_path):
     path = tmp_path / "horovod-0.28.1-cp311-cp311-linux_x86_64.whl"
-    path.write_bytes(b"a wheel")
+    with zipfile.ZipFile(path, "w") as file:
+        file.writestr("horovod/__init__.py", "a module")
     return path

@@ -56,8 +56,7 @@ def test_an_mpi_that_needs_mpirun_is_noted_and_gloo_is_tried(the_plan, monkeypat
 class Steps:
     """What a build did, whether its check raises, and what is installed."""
 
-    def __init__(self, cache_folder):
-        self.cache_folder = cache_folder
+    def __init__(self):
         self.ran, self.said = [], []
         self.compiled_into = None
         self.fails = None
@@ -66,13 +65,14 @@ class Steps:
     def build(self, **options):
         self.ran.clear()
         self.said.clear()
-        return build_horovod(BuildRequest(cache_dir=self.cache_folder, **options), self.said.append)
+        return build_horovod(BuildRequest(**options), self.said.append)
 
 
 @pytest.fixture
 def steps(cache, wheel, the_plan, monkeypatch):
     """A build whose steps only write down that they ran."""
-    steps = Steps(cache.folder)
+    steps = Steps()
+    monkeypatch.setattr(building, "default_cache_folder", lambda: cache.folder)
     ours = InstalledBuild("0.28.1", "2.13.0+cpu", "2.21.0", "Open MPI 5", True, False, "e", the_plan.key)
 
     def compile_wheel(plan, into, jobs, echo):
@@ -110,10 +110,7 @@ def test_a_cache_that_others_can_write_is_not_used(steps, cache, the_plan, tmp_p
     cache.folder.chmod(0o777)
     assert steps.build().key == the_plan.key
     assert steps.ran == ["compile", "install", "check"]
-    assert steps.said[1] == (
-        f"The cache {cache.folder} is not used: {cache.folder} can be written by everybody, "
-        "who could replace what is installed from it."
-    )
+    assert steps.said[1].startswith(f"The cache is not used: {cache.folder} can be written by others")
     assert steps.compiled_into != cache.folder
     assert not steps.compiled_into.exists()
 

@@ -1,7 +1,6 @@
 """The compilation around the compiler: environment, progress, errors, processes."""
 
 import dataclasses
-import io
 import os
 from pathlib import Path
 
@@ -10,7 +9,6 @@ import pytest
 
 from hvdtrain.horovod_build import building as compiling
 from hvdtrain.horovod_build import toolchain as gpu
-from hvdtrain.horovod_build.toolchain import run_logged
 
 GPU = gpu.Gpu(Path("/cuda"), "13.0", Path("/nccl/include"), Path("/nccl/lib/libnccl.so.2"), "2.28.9")
 
@@ -60,28 +58,29 @@ def ended(pid: int) -> bool:
 def run(tmp_path, program):
     """Runs a shell script as the build runs its programs."""
 
-    def run(script: str, **options) -> int:
+    def run(script: str, echo=print) -> list[str]:
         path = program(tmp_path / "script", script)
-        return run_logged([str(path)], io.StringIO(), env=dict(os.environ), folder=tmp_path, **options)
+        return compiling.run_logged([str(path)], tmp_path / "log", dict(os.environ), tmp_path, echo)
 
     return run
 
 
-def test_a_command_that_takes_too_long_ends_with_everything_it_started(run):
-    lines = []
-    hangs = "setsid sh -c 'trap \"\" TERM; echo $$; sleep 60; sleep 60' & wait"
-    with pytest.raises(TimeoutError, match="not done after 3 seconds"):
-        run(hangs, limit_seconds=3, on_line=lines.append)
+def test_a_command_that_takes_too_long_ends_with_everything_it_started(run, monkeypatch, tmp_path):
+    monkeypatch.setattr(compiling, "COMPILE_LIMIT_SECONDS", 2)
+    lines = run("sh -c 'trap \"\" TERM; echo $$; sleep 60; sleep 60' & wait")
     assert ended(int(lines[0]))
+    error = compiling._compile_error(lines, tmp_path / "log")
+    assert "not done after 2 seconds" in error.problem
+    assert str(tmp_path / "log") in error.remedy
 
 
-def test_a_command_ends_when_its_caller_is_interrupted(run):
+def test_a_command_ends_when_its_caller_is_interrupted(run, tmp_path):
     pids = []
 
     def interrupt(line: str) -> None:
-        pids.append(int(line))
+        pids.append(int((tmp_path / "log").read_text().split()[0]))
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run("echo $$; exec sleep 60", limit_seconds=60, on_line=interrupt)
+        run("echo $$; echo '[ 50%] Building'; exec sleep 60", echo=interrupt)
     assert ended(pids[0])
