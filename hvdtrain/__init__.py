@@ -3,8 +3,8 @@
 What can be called: :func:`train`, :func:`evaluate`, :func:`predict`, :func:`load`, :func:`export`,
 :func:`import_weights`, :func:`lr_find`, and :func:`launch`, which starts workers from a notebook or a script.
 What goes in and comes out: :class:`Summary`, :class:`Callback`, :class:`RunContext`, :class:`Dataset`,
-:class:`EvalSets`, :func:`as_dataset`, :func:`open_parquet`, :func:`open_webdataset`,
-:func:`stream`, :func:`pad`, :func:`all_gather`, :class:`Block`, :class:`Weighted`, :class:`SumMetric`,
+:class:`EvalSets`, :func:`as_dataset`, :func:`open_parquet`, :func:`stream`, :func:`pad`,
+:func:`all_gather`, :class:`Block`, :class:`Weighted`, :class:`SumMetric`,
 :class:`GatheredMetric`, :class:`MetricObject`, :class:`TrainOptions`, and the module :mod:`errors`. They are
 loaded on first use, so that ``import hvdtrain`` and ``python -m hvdtrain --help`` load neither a framework
 nor Horovod.
@@ -19,7 +19,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Block", "Callback", "Dataset", "EvalSets", "GatheredMetric", "MetricObject", "RunContext",
     "SumMetric", "Summary", "TrainOptions", "Weighted", "__version__", "all_gather", "as_dataset", "errors",
-    "evaluate", "export", "import_weights", "launch", "load", "lr_find", "open_parquet", "open_webdataset",
+    "evaluate", "export", "import_weights", "launch", "load", "lr_find", "open_parquet",
     "pad", "predict", "stream", "train",
 ]  # fmt: skip
 
@@ -44,7 +44,6 @@ _HOMES = {
     "load": "hvdtrain.jobs.serving.weights",
     "lr_find": "hvdtrain.tools.search.lr_find",
     "open_parquet": "hvdtrain.data.parquet",
-    "open_webdataset": "hvdtrain.data.webdataset",
     "pad": "hvdtrain.data.collate",
     "predict": "hvdtrain.jobs.serving.predict",
     "stream": "hvdtrain.data.stream",
@@ -64,7 +63,6 @@ if TYPE_CHECKING:
     from hvdtrain.data.eval_sets import EvalSets
     from hvdtrain.data.parquet import open_parquet
     from hvdtrain.data.stream import stream
-    from hvdtrain.data.webdataset import open_webdataset
     from hvdtrain.jobs.launch import launch
     from hvdtrain.jobs.serving.evaluate import evaluate
     from hvdtrain.jobs.serving.export import export
@@ -82,6 +80,8 @@ def __dir__() -> list[str]:
 def __getattr__(name: str) -> Any:
     if name == "errors":
         return import_module("hvdtrain.errors")
+    if name == "open_webdataset":
+        raise AttributeError("open_webdataset has left; hvdtrain.stream(paths, inputs, targets) reads tars")
     if name not in _HOMES:
         raise AttributeError(f"module 'hvdtrain' has no attribute {name!r}")
     return getattr(import_module(_HOMES[name]), name)

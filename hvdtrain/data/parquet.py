@@ -2,20 +2,26 @@
 
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hvdtrain.data.indexed import Decode, IndexedDataset, Paths, Records, find_files, open_file
+from hvdtrain.data.datasets import new_names, stack
+from hvdtrain.data.found_files import Paths, find_files, open_file
+from hvdtrain.data.naming import NumericColumns
 from hvdtrain.data.order import Blocks
 from hvdtrain.errors import DataError
 from hvdtrain.storage.urls import is_url
+from hvdtrain.task import Arrays
 
 _FOOTERS = 16  # that are read at the same time
 _MIXED = 8
+
+# from a row, by the names of its columns, to a sample as a data set's __getitem__ returns it
+Decode = Callable[[dict[str, Any]], Any]
 
 
 def open_parquet(
@@ -26,7 +32,7 @@ def open_parquet(
     columns: Sequence[str] | None = None,
     decode: Decode | None = None,
     shuffle_blocks: int = _MIXED,
-) -> IndexedDataset:
+) -> "ParquetDataset":
     """Return the rows of Parquet files as a data set, which is read by row group.
 
     Row groups are shuffled in each epoch, and rows within ``shuffle_blocks`` of them, so that only few row
@@ -46,10 +52,8 @@ def open_parquet(
     """
     if shuffle_blocks < 1:
         raise DataError(f"shuffle_blocks must be 1 or more, found {shuffle_blocks}")
-    names = list(columns) if columns is not None else None
-    return IndexedDataset(
-        ParquetRows(find_files(paths, ".parquet"), names, shuffle_blocks), inputs, targets, decode
-    )
+    files = ParquetFiles(find_files(paths, ".parquet"), columns, shuffle_blocks)
+    return ParquetDataset(files, NumericColumns(new_names(inputs, targets)), decode)
 
 
 class _Group(NamedTuple):
@@ -60,10 +64,39 @@ class _Group(NamedTuple):
     rows: int
 
 
-class ParquetRows(Records):
-    """The rows of Parquet files."""
+class ParquetDataset:
+    """Rows as samples. Without ``decode``, what holds no numbers is left out."""
 
-    def __init__(self, paths: Sequence[str], columns: list[str] | None, mixed: int) -> None:
+    def __init__(self, files: "ParquetFiles", columns: NumericColumns, decode: Decode | None) -> None:
+        self._files, self._columns, self._decode = files, columns, decode
+        self.blocks = Blocks(files.sizes, files.mixed) if files.sizes else None
+        if decode is None and len(self):
+            columns.learn(files.rows([0])[0], f"the first row of {files.groups[0].path}")
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What to report to the user."""
+        return self._columns.notes
+
+    def __len__(self) -> int:
+        return sum(self._files.sizes)
+
+    def __getitem__(self, index: int) -> Arrays:
+        return self._samples([int(index)])[0]
+
+    def batch(self, indices: NDArray[np.int64]) -> Arrays:
+        """Fetch many samples together."""
+        return stack(self._samples(indices.tolist()), indices)
+
+    def _samples(self, indices: list[int]) -> list[Arrays]:
+        decode = self._decode or (lambda row: row)
+        return [self._columns.arrays(decode(row)) for row in self._files.rows(indices)]
+
+
+class ParquetFiles:
+    """The row groups of Parquet files."""
+
+    def __init__(self, paths: Sequence[str], columns: Sequence[str] | None, mixed: int) -> None:
         with ThreadPoolExecutor(_FOOTERS) as pool:
             footers = list(pool.map(_footer, paths))
         first = footers[0][1]
@@ -77,18 +110,23 @@ class ParquetRows(Records):
         known = [name for name, _ in first]
         if lost := next((name for name in columns or () if name not in known), None):
             raise DataError(f"{paths[0]} has no column {lost!r}; it has {', '.join(known)}")
-        self._columns = columns
-        self._groups = [group for groups, _ in footers for group in groups if group.rows]
-        sizes = tuple(group.rows for group in self._groups)
-        super().__init__(sizes, f"the first row of {paths[0]}")
-        self.blocks = Blocks(sizes, mixed) if sizes else None
-        self._lock, self._most = threading.Lock(), 2 * mixed
+        self._columns, self.mixed = None if columns is None else list(columns), mixed
+        self.groups = [group for groups, _ in footers for group in groups if group.rows]
+        self.sizes = tuple(group.rows for group in self.groups)
+        self._firsts = np.cumsum([0, *self.sizes])
+        self._lock = threading.Lock()
         self._kept: OrderedDict[int, Future[dict[str, Any]]] = OrderedDict()
 
-    def read(self, indices: Sequence[int]) -> list[dict[str, Any]]:
+    def rows(self, indices: Sequence[int]) -> list[dict[str, Any]]:
         """Return several rows."""
-        places = map(self._place, indices)
-        return [{name: values[row] for name, values in self._group(at).items()} for at, row in places]
+        found = []
+        for index in indices:
+            if not 0 <= index < self._firsts[-1]:
+                raise IndexError(f"there are {self._firsts[-1]} samples; found {index}")
+            number = int(np.searchsorted(self._firsts, index, side="right")) - 1
+            group, row = self._group(number), index - self._firsts[number]
+            found.append({name: values[row] for name, values in group.items()})
+        return found
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_lock": None, "_kept": OrderedDict()}
@@ -102,7 +140,7 @@ class ParquetRows(Records):
             is_first = number not in self._kept
             group = self._kept.setdefault(number, Future())
             self._kept.move_to_end(number)
-            if len(self._kept) > self._most:
+            if len(self._kept) > 2 * self.mixed:
                 self._kept.popitem(last=False)
         if is_first:  # other threads that need it wait, and those that need another group do not
             try:
@@ -117,7 +155,7 @@ class ParquetRows(Records):
         """Return the columns of a row group, each as an array or a list of its values."""
         import pyarrow.parquet as pq
 
-        group = self._groups[number]
+        group = self.groups[number]
         where = f"row group {group.number} of {group.path}"
         try:
             with open_file(group.path) as file:

@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import takewhile
 from pathlib import PurePath
+from types import SimpleNamespace
 from typing import Any
 from zlib import crc32
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hvdtrain.data.collate import Collate, collated
 from hvdtrain.data.datasets import fetch, new_names, stack
-from hvdtrain.data.indexed import find_files
+from hvdtrain.data.found_files import find_files
 from hvdtrain.data.naming import NumericColumns, check_no_batches, has_class, named, type_name
 from hvdtrain.data.order import mix, permute
 from hvdtrain.data.webdataset import tar_samples
@@ -25,19 +25,18 @@ from hvdtrain.storage.text import counted
 from hvdtrain.task import Arrays
 
 _SHARDS, _BUFFER = -5, -6  # what random numbers are for
-_MOST = 64  # bytes or numbers of a value that are looked at, evenly over it
-_MOST_PARTS = 16  # of a list
+_MOST = 64  # parts or numbers of a value that are looked at, evenly over it
 _TOLERANCE = 1e-5  # relative; hosts round floating-point numbers differently
 
-# checksum of text, bytes and integers; a weighted sum of the other numbers, and that of their sizes
-Summary = tuple[int, float, float]
+# checksum of text, bytes and integers; a weighted sum of the sizes of the other numbers
+Summary = tuple[int, float]
 
 
 class Trace:
     """What was read so far: other items, or the same in another order, have another summary."""
 
     def __init__(self) -> None:
-        self.summary: Summary = (0, 0.0, 0.0)
+        self.summary: Summary = (0, 0.0)
         self._values = 0
 
     def add(self, item: Any) -> "Trace":
@@ -45,14 +44,12 @@ class Trace:
         if isinstance(item, dict | list | tuple):
             parts = list(item.items()) if isinstance(item, dict) else item
             self._take(b"%d" % len(parts))
-            for part in parts[:: len(parts) // _MOST_PARTS + 1]:
+            for part in parts[:: len(parts) // _MOST + 1]:
                 self.add(part)
             return self
         item = item.encode(errors="replace") if isinstance(item, str) else item
-        array = np.asarray(None)
-        if isinstance(item, bytes | bytearray):
-            array = np.frombuffer(item, np.uint8)
-        elif isinstance(item, int | float | np.ndarray | np.generic) or type_name(item).startswith("torch."):
+        array = np.frombuffer(item, np.uint8) if isinstance(item, bytes | bytearray) else np.asarray(None)
+        if isinstance(item, int | float | np.ndarray | np.generic) or type_name(item).startswith("torch."):
             with suppress(Exception):  # on a device, or with a gradient
                 array = np.asarray(item)
         values = array.reshape(-1)[:: array.size // _MOST + 1]
@@ -61,23 +58,21 @@ class Trace:
         self._take(what.encode() + (values.tobytes() if array.dtype.kind in "biuSU" else b""))
         if array.dtype.kind == "f":
             weights = 1 + (self._values + np.arange(len(values))) * 0.6180339887 % 1
+            signed = np.where(values < 0, 2, 1) * np.abs(
+                np.nan_to_num(values.astype(np.float64), posinf=0, neginf=0)
+            )
             self._values += len(values)
-            values = np.where(np.isfinite(values), values, 0).astype(np.float64)
-            self._take(b"", float(weights @ values), float(weights @ np.abs(values)))
+            self._take(b"", float(weights @ signed))
         return self
 
-    def _take(self, data: bytes, total: float = 0.0, size: float = 0.0) -> None:
-        checksum, before, size_before = self.summary
-        self.summary = crc32(data, checksum), before + total, size_before + size
+    def _take(self, data: bytes, size: float = 0.0) -> None:
+        self.summary = crc32(data, self.summary[0]), self.summary[1] + size
 
 
 def are_alike(summaries: Sequence[Summary]) -> bool:
     """Return whether workers read the same items in one order, but for rounding."""
-    first = summaries[0]
-    return all(
-        one[0] == first[0] and abs(one[1] - first[1]) <= _TOLERANCE * max(one[2], first[2])
-        for one in summaries
-    )
+    checksums, sizes = zip(*summaries, strict=True)
+    return len(set(checksums)) == 1 and max(sizes) - min(sizes) <= _TOLERANCE * max(sizes)
 
 
 @dataclass(frozen=True)
@@ -132,17 +127,17 @@ def _begun(source: Any, epoch: int) -> Iterable[Any]:
 
 def _undivided(open_all: Callable[[int], Iterable[Any]], name: str) -> Source:
     """Return a source of iterables that cannot be divided, which a function returns for an epoch."""
-    last: list[Any] = [None]
+    last = None
 
     def open_epoch(epoch: int, shards: Sequence[int] | None) -> Iterable[Any]:
-        found = open_all(epoch)
-        if found is last[0]:
+        nonlocal last
+        before, last = last, open_all(epoch)
+        if last is before and hasattr(last, "__next__"):
             raise DataError(
-                f"stream: {name} returned the same {type_name(found)} again, used up after a pass",
+                f"stream: {name} returned the same {type_name(last)} again, used up after a pass",
                 "Make a new one in each call.",
             )
-        last[0] = found if hasattr(found, "__next__") else None
-        return found
+        return last
 
     return Source(open_epoch, name)
 
@@ -246,8 +241,7 @@ def stream(
         if value is not None and (not isinstance(value, int) or value < least):
             raise DataError(f"stream: {name} must be a whole number of {least} or more, found {value!r}")
     found = source_of(source, shards, decodes=decode is None)
-    names = new_names(inputs, targets)
-    return Stream(found, names, length, shuffle_buffer, decode, collate)
+    return Stream(found, new_names(inputs, targets), length, shuffle_buffer, decode, collate)
 
 
 @dataclass(eq=False)
@@ -302,8 +296,11 @@ class Stream:
         """Return the first sample, decoded; it is read once."""
         if not self._first:
             item = self._begin()
-            self._first.append(self.decoded(item))
-            self._leave_out(self._first[0])
+            sample = self.decoded(item)
+            self._first.append(sample)
+            if self.decode is None and self.collate is None and isinstance(sample, dict):
+                self._columns.learn(sample, f"the first sample of the stream ({self.source.name})")
+                self.notes = self._columns.notes
             if not are_alike([Trace().add(item).summary, Trace().add(self._begin()).summary]):
                 self.notes += (_CHANGES,)
         return self._first[0]
@@ -336,26 +333,13 @@ class Stream:
 
     def batch_of(self, samples: list[Any]) -> Arrays:
         """Return decoded samples as a batch."""
-        return fetch(_Batch(lambda _: self.joined(samples)), np.arange(len(samples)))
+        return fetch(SimpleNamespace(collated=lambda _: self.joined(samples)), np.arange(len(samples)))
 
     def joined(self, samples: list[Any]) -> Arrays:
         """Return samples as a batch, by the user's function or stacked."""
         if self.collate is not None:
             return collated(self.collate, samples, lambda batch: named(batch, self.names))
         return stack([self._columns.arrays(sample) for sample in samples], np.arange(len(samples)))
-
-    def _leave_out(self, sample: Any) -> None:
-        """Leave out what holds no numbers, unless the user makes samples or batches."""
-        if self.decode is None and self.collate is None and isinstance(sample, dict):
-            self._columns.learn(sample, f"the first sample of the stream ({self.source.name})")
-            self.notes = self._columns.notes
-
-
-@dataclass
-class _Batch:
-    """Samples that have been read, as a data set."""
-
-    collated: Callable[[NDArray[np.int64]], Arrays]
 
 
 def size_words(dataset: Any) -> str:

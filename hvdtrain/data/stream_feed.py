@@ -4,8 +4,9 @@ import itertools
 import sys
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,8 +23,7 @@ STEPS = 4  # that are read, and agreed on by the workers, at once
 Item = tuple[int, Any]
 
 
-@dataclass(frozen=True)
-class Undecoded:
+class Undecoded(NamedTuple):
     """What the source gave for a sample that was consumed before; it may still be padding."""
 
     item: Any
@@ -66,46 +66,39 @@ class StreamPart:
         part = (self.rank, self.plan.workers) if own_shards else None
         return self.stream.items(epoch, self.seed, part, self.is_training)
 
-    def check_length(self, epoch: int, found: int) -> None:
-        """Check that a pass has no more samples than were declared; raises a DataError if it has."""
-        if (length := self.stream.length) is not None and found > length:
+    def check_length(self, epoch: int, found: int, is_whole: bool = False) -> None:
+        """Check that a pass, of which so many samples were found, has as many as were declared."""
+        length, over = self.stream.length, f"pass {epoch + 1} over the stream"
+        if length is not None and found > length:
             raise DataError(
-                f"pass {epoch + 1} over the stream has more than the {length:,} samples that were declared",
+                f"{over} has more than the {length:,} samples that were declared",
                 "Declare the number of samples of each pass. A source without an end has none: leave length "
                 "out and give --steps, or end each pass with itertools.islice.",
             )
-
-    def check_pass(self, epoch: int, found: int) -> None:
-        """Check the number of samples of a whole pass, and remember it."""
-        self.check_length(epoch, found)
-        if found == 0:
+        if is_whole and found == 0:
             raise DataError(
-                f"pass {epoch + 1} over the stream gave no sample",
+                f"{over} gave no sample",
                 "Each pass must begin anew: what can be passed over only once is given as a function.",
             )
-        if (length := self.stream.length) is not None and found != length:
+        if is_whole and length is not None and found != length:
             raise DataError(
-                f"pass {epoch + 1} over the stream had {found:,} samples; {length:,} were declared",
+                f"{over} had {found:,} samples; {length:,} were declared",
                 f"Write length={found} if every pass has as many, or leave it out and give --steps.",
             )
-        self.stream.seen = found
+        if is_whole:
+            self.stream.seen = found
 
     def host_batch(
         self,
-        step: int,
-        done: int,
+        step: int,  # from 0 among those that are read
+        done: int,  # samples that were consumed before it
         items: Sequence[Item],
-        real: NDArray[np.bool_],
+        real: NDArray[np.bool_],  # (accumulate, micro_batch): which places the items have
         total: int,
         *,
-        before: Sequence[Item] = (),
+        before: Sequence[Item] = (),  # this worker's samples before them
     ) -> HostBatch:
-        """Return the batch of a step. Padding repeats this worker's last samples: batch norm counts it.
-
-        ``step`` counts from 0 among those that are read, before which ``done`` samples were consumed.
-        ``real``, (accumulate, micro_batch), says which places the items have; ``before`` are this worker's
-        samples before them.
-        """
+        """Return the batch of a step. Padding repeats this worker's last samples: batch norm counts it."""
         rows: list[Any] = [None] * real.size
         numbers = np.zeros(real.shape, np.int64)
         for place, (number, sample) in zip(np.flatnonzero(real), items, strict=True):
@@ -197,7 +190,7 @@ class _OwnShards:
                 batches += self._take(counts)
             is_over = all_end and not any(have)
             if is_over:
-                self._part.check_pass(epoch, found)
+                self._part.check_length(epoch, found, is_whole=True)
             elif self.is_done:
                 self._check_end(epoch, found, have)
             if batches:
@@ -255,14 +248,11 @@ def sharded(part: StreamPart, exchange: Exchange) -> Generator[list[HostBatch], 
     chunks = _chunks(part, STEPS * part.plan.micro_batch * part.plan.accumulate)
     reads = read_ahead(lambda _: next(chunks, None), sys.maxsize, 1)
     reader = _OwnShards(part, exchange, (chunk for chunk in reads if chunk is not None))
-    epoch, _ = part.begin
-    try:
-        for number in itertools.count(epoch):
-            yield from reader.pass_over(number)
+    with closing(reads):
+        for epoch in itertools.count(part.begin[0]):
+            yield from reader.pass_over(epoch)
             if not part.is_training or reader.is_done:
                 return
-    finally:
-        reads.close()
 
 
 _READS_BETWEEN_CHECKS = 64
@@ -285,7 +275,7 @@ def _whole(part: StreamPart, exchange: Exchange) -> Generator[list[HostBatch], N
     """
     steps, last = _whole_steps(part), (0, 0, Trace().summary)
     reads = read_ahead(lambda _: list(itertools.islice(steps, STEPS)), sys.maxsize, 1)
-    try:
+    with closing(reads):
         for number, found in enumerate(reads, 1):
             if not found:
                 _check_place(part, exchange, "end", last)
@@ -294,8 +284,6 @@ def _whole(part: StreamPart, exchange: Exchange) -> Generator[list[HostBatch], N
             yield [batch for batch, _ in found]
             if number % _READS_BETWEEN_CHECKS == 0:
                 _check_place(part, exchange, "step", last)
-    finally:
-        reads.close()
 
 
 def _check_place(part: StreamPart, exchange: Exchange, what: str, place: _Place) -> None:
@@ -353,7 +341,7 @@ def _all_items(part: StreamPart) -> Iterator[tuple[int, int, Any]]:
             left -= 1
             if not left and found != part.stream.length:
                 return
-        part.check_pass(epoch, found)
+        part.check_length(epoch, found, is_whole=True)
         epoch += 1
         if not part.is_training:
             return

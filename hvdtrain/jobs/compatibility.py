@@ -199,7 +199,7 @@ class Row:
 _SIMPLER = "Use compression none or fp16."
 _NO_STAGE_SPEED = "Leave stages out; metrics.jsonl has the speed of a training with stages."
 _BENCH = "Plan without it; bench --sweep measures such jobs."
-_INDEXED = "hvdtrain.open_parquet and open_webdataset read data in many files by an index, which allows it."
+_INDEXED = "hvdtrain.open_parquet reads data in many files by an index, which allows it."
 _DECLARED = "Declare the number of samples of an epoch: hvdtrain.stream(..., length=...)"
 _AT_END = "the only evaluation comes when training is done"
 _MIXED, _MIX = (

@@ -113,13 +113,6 @@ class Arrays(Linear):
         return list(all_samples())
 
 
-class WebDataset(Linear):
-    """Tars with an index."""
-
-    def train_data(self):
-        return hvdtrain.open_webdataset("part-{0..3}.tar", inputs="x.npy", targets="y.npy")
-
-
 class Parquet(Linear):
     """Row groups of Parquet."""
 

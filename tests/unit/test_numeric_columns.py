@@ -4,38 +4,13 @@ import numpy as np
 import pytest
 
 import hvdtrain
-from hvdtrain.data.indexed import IndexedDataset, Records
 from hvdtrain.data.numeric import merged_by_cast
 
 
-class Listed(Records):
-    """Records of a list."""
-
-    def __init__(self, records):
-        super().__init__([len(records)], "record 0")
-        self.records = records
-
-    def read(self, indices):
-        return [self.records[index] for index in indices]
-
-
-def indexed(records):
-    return IndexedDataset(Listed(records), None, "label", None)
-
-
-def streamed(records):
-    data = hvdtrain.stream(lambda: iter(records), targets="label", length=len(records))
+def test_columns_without_numbers_are_left_out_with_a_note():
+    records = [{"inputs": np.ones(2), "label": 3, "text": "a", "__key__": "b"}]
+    data = hvdtrain.stream(lambda: iter(records), targets="label", length=1)
     data.first()
-    return data
-
-
-@pytest.fixture(params=[indexed, streamed])
-def make(request):
-    return request.param
-
-
-def test_columns_without_numbers_are_left_out_with_a_note(make):
-    data = make([{"inputs": np.ones(2), "label": 3, "text": "a", "__key__": "b"}])
     assert {name: value.dtype.kind for name, value in data[0].items()} == {"inputs": "f", "targets": "i"}
     assert data.notes == ("the column text is left out: not numbers",)
 

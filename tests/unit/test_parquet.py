@@ -11,7 +11,7 @@ from hvdtrain.data.datasets import fetch
 from hvdtrain.data.feed import Reader, Shard
 from hvdtrain.data.fingerprint import first_difference, take_fingerprint
 from hvdtrain.data.order import BatchPlan, blocks_of, training_order
-from hvdtrain.data.parquet import ParquetRows
+from hvdtrain.data.parquet import ParquetFiles
 from hvdtrain.errors import DataError
 from hvdtrain.jobs.opening.data_identity import JobData, is_changed
 
@@ -64,7 +64,7 @@ def test_what_cannot_be_used_is_refused(tmp_path, change, message):
 
 
 def test_threads_decode_different_row_groups_at_the_same_time_and_each_once(tmp_path, monkeypatch):
-    data = ParquetRows([str(path) for path in sorted(write(tmp_path).iterdir())], ["y"], 2)
+    data = ParquetFiles([str(path) for path in sorted(write(tmp_path).iterdir())], ["y"], 2)
     decoded, both, decode = [], threading.Barrier(2), data._decoded
 
     def meet(number):
@@ -74,20 +74,20 @@ def test_threads_decode_different_row_groups_at_the_same_time_and_each_once(tmp_
 
     monkeypatch.setattr(data, "_decoded", meet)
     with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(lambda index: data.read([index])[0]["y"], [0, 10, 1, 11]))
+        found = list(pool.map(lambda index: data.rows([index])[0]["y"], [0, 10, 1, 11]))
     assert found == [0, 10, 1, 11]
     assert sorted(decoded) == [0, 1]
 
 
 def test_a_row_group_that_could_not_be_read_is_tried_again(tmp_path):
     paths = sorted(write(tmp_path).iterdir())
-    data = ParquetRows([str(path) for path in paths], ["y"], 2)
+    data = ParquetFiles([str(path) for path in paths], ["y"], 2)
     content = paths[0].read_bytes()
     paths[0].write_bytes(b"PAR1")
     with pytest.raises(DataError, match=r"row group 0 .* cannot be read"):
-        data.read([0])
+        data.rows([0])
     paths[0].write_bytes(content)
-    assert data.read([3])[0]["y"] == 3
+    assert data.rows([3])[0]["y"] == 3
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3])
