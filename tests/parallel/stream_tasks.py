@@ -106,13 +106,6 @@ class Tars(Linear):
         return hvdtrain.stream("part-*.tar", inputs="x.npy", targets="y.npy", length=SIZE)
 
 
-class Arrays(Linear):
-    """The samples with an index, in memory."""
-
-    def train_data(self):
-        return list(all_samples())
-
-
 class Parquet(Linear):
     """Row groups of Parquet."""
 
