@@ -6,8 +6,7 @@ It owns when things happen and which numbers they happen with; the backend owns 
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from hvdtrain.backends.base import PendingMetrics
-from hvdtrain.backends.common import check_replicas
+from hvdtrain.backends.base import PendingMetrics, check_replicas
 from hvdtrain.backends.hooks import Phase
 from hvdtrain.backends.step_metrics import NO_FLAGS, ControlFlags, StepStatistics, encode_signals
 from hvdtrain.callbacks import ON_STEP

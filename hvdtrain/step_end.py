@@ -2,8 +2,8 @@
 
 import time
 
-from hvdtrain.backends.common import follow_trained
 from hvdtrain.backends.step_metrics import NO_FLAGS, StepStatistics, encode_signals
+from hvdtrain.backends.trained_set import follow_trained
 from hvdtrain.callbacks import SHOULD_STOP, Callback, name_of
 from hvdtrain.checkpoints.digest import digest_of
 from hvdtrain.data.eval_sets import metric_prefixes, set_words

@@ -7,8 +7,8 @@ from contextlib import suppress
 from dataclasses import replace
 
 from hvdtrain.backends.base import PendingMetrics
-from hvdtrain.backends.common import follow_trained
 from hvdtrain.backends.step_metrics import StepMetrics
+from hvdtrain.backends.trained_set import follow_trained
 from hvdtrain.callbacks import ON_STEP, ON_WINDOW
 from hvdtrain.data.eval_sets import TRAINING_DATA
 from hvdtrain.data.numeric import describe_not_finite

@@ -48,7 +48,7 @@ def count() -> dict[str, int]:
     counts["fields of `Session`"] = len(_fields("session.py", "Session"))
     config = "config/__init__.py" if (ROOT / "hvdtrain/config").is_dir() else "config.py"
     counts["fields of `Config`"] = len(_fields(config, "Config"))
-    seam = _class("backends/base.py", "Backend").body
+    seam = _class("backends/base.py", "Seam").body
     counts["methods of the seam"] = sum(isinstance(node, ast.FunctionDef) for node in seam)
     counts["lines of `loop.py`"] = length(ROOT / "hvdtrain/loop.py")
     run = next(n for n in _tree("loop.py").body if isinstance(n, ast.FunctionDef) and n.name == "run")

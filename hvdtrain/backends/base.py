@@ -1,11 +1,16 @@
-"""The seam between the loop and the frameworks.
+"""The seam between the loop and the frameworks, and what both do in the same way.
 
-Methods that every rank must call, in the same order, have docstrings that start with
-"Collective."
+Methods that every rank must call, in the same order, have docstrings that start with "Collective." Each
+framework's ``backend.py`` has the class that has the rest, and a function ``start(config)``, collective, that
+starts Horovod, binds this worker's device and returns the backend.
 """
 
+import zlib
+from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -25,9 +30,15 @@ from hvdtrain.backends.records import (
 from hvdtrain.backends.replica_state import ReplicaState
 from hvdtrain.backends.step_metrics import NO_SIGNALS, StepMetrics
 from hvdtrain.backends.trained_set import Change
+from hvdtrain.backends.workers import peer_errors
 from hvdtrain.config import Config
 from hvdtrain.data.feed import HostBatch
+from hvdtrain.errors import ReplicaDriftError
 from hvdtrain.workers.agreement import Workers
+
+_RANKS_NAMED = 8
+# of the step that is done for nothing: its numbers are of no use, and some optimizers divide by it
+_WARM_UP_RATE = 1e-6
 
 
 class PendingMetrics(Protocol):
@@ -46,7 +57,206 @@ class PendingState(Protocol):
         ...
 
 
-class Probes(Protocol):
+class _Built(ABC):
+    """What a backend has: the workers, and after ``build`` the step that was chosen and its parts."""
+
+    workers: Workers  # the job's
+    info: BackendInfo  # what is known when the backend has started
+    model: Any  # the framework's own model, or the layers of this worker's stage; the loop leaves it alone
+    replica_state: ReplicaState  # the workers' copies of what no optimizer updates
+    weight_shapes: Shapes  # of the whole model's arrays by portable name
+    step: Any
+    parts: Any  # what the step is made of
+    # of the framework: its modules ``probes``, ``export`` and ``steps/parts.py``, and the classes of what
+    # records steps and of the state that no optimizer updates
+    _probes: Any
+    _files: Any
+    _making: Any
+    _recorder: Any
+    _untrained: Any
+    _state_tensors: Any
+    _moving: Any
+    _state: Any
+
+    def _take(self, parts: Any) -> None:
+        """Take the parts of a step, at first and when others are trained."""
+        self.parts, self.optimizers = parts, self._optimizers_of(parts)
+        self.step.attach(parts)
+        self._state = self.step.make_state()
+
+    def _forms(self, batch: HostBatch) -> list[HostBatch]:
+        """Return a batch in each form that a step is compiled for."""
+        return [batch]
+
+    @abstractmethod
+    def _make(self, task: Any, config: Config, batch: HostBatch | None) -> Any:
+        """Return the parts of the step that it chooses, with initial values. Collective if split."""
+
+    @abstractmethod
+    def _moving_state(self, changed_early: Sequence[Any] = ()) -> Any:
+        """Return what keeps the values that a step changes while it may still fail."""
+
+    @abstractmethod
+    def _optimizers_of(self, parts: Any) -> list[Any]:
+        """Return the optimizers, for callbacks."""
+
+    @abstractmethod
+    def _state_of_layers(self, is_root: bool) -> PortableState:
+        """Return what layers keep other than tensors, on rank 0."""
+
+    @abstractmethod
+    def _all_kept(self) -> AbstractContextManager[None]:
+        """Return a context after which everything that steps change is as it was."""
+
+
+class Seam(_Built):
+    """What the loop itself calls. It decides when that happens and with which number."""
+
+    def build(self, task: Any, config: Config, batch: HostBatch | None = None) -> ModelInfo:
+        """Build model, optimizer and compiled steps, with their initial values.
+
+        Local, but collective if the model is split into stages: by a batch of training data.
+        """
+        self._take(parts := self._make(task, config, batch))
+        step, self.model = self.step, parts.computation.model
+        self.weight_shapes = step.weight_shapes(self._state.weight_shapes())
+        self._state_tensors = self._untrained(self.model, parts.tensors)
+        replicas, collectives = step.replicas()
+        self.replica_state = ReplicaState(
+            task, replicas, collectives, self._state_tensors, replicas is self.workers
+        )
+        self._moving = self._moving_state(step.changed_early())
+        if config.initial_parameters == "portable":
+            self._state.load_initial(config.seed)
+        info: ModelInfo = step.describe(self._making.describe_parts(step, parts))
+        return info
+
+    @abstractmethod
+    def to_device(self, batches: Iterable[HostBatch]) -> Iterator[Any]:
+        """Yield the device batches of the steps, each with its ``samples``, one ahead of the host's."""
+
+    def train_step(
+        self, batch: Any, learning_rate: float, signals: Sequence[float] = NO_SIGNALS
+    ) -> PendingMetrics:
+        """Collective. Do one optimizer update with the mean gradient over the global batch.
+
+        The sum of the signals of all workers comes back with the metrics. With local steps, this is local:
+        the gradient is the mean over this worker's samples, and the metrics are its own. A step that fails
+        leaves everything as it was, in a job that continues without a worker.
+        """
+        self.step.begin(batch)
+        try:
+            if self.workers.is_elastic:
+                self._moving.keep()
+            with peer_errors():
+                pending: PendingMetrics = self.step.train(batch, learning_rate, signals)
+                return pending
+        except BaseException:
+            self.step.forget()
+            if self.workers.is_elastic:
+                self._moving.restore()
+            raise
+
+    def eval_step(self, batch: Any, partial: Any = None) -> Any:
+        """Evaluate one batch and return the sums so far. Local unless loss or stages communicate."""
+        return self.step.evaluate(batch, partial)
+
+    def eval_metrics(self, partial: Any, signals: Sequence[float] = NO_SIGNALS) -> PendingMetrics:
+        """Collective. Sum an evaluation over workers, and compute the metrics of the whole of it."""
+        pending: PendingMetrics = self.step.evaluated(partial, signals)
+        return pending
+
+    def ema_weights(self) -> AbstractContextManager[None]:
+        """Collective. Return a context in which the model has its weights' moving average, if any."""
+        found: AbstractContextManager[None] = self.parts.ema.in_model()
+        return found
+
+    def sync_statistics(self) -> list[str]:
+        """Collective. Give all workers one state of what no optimizer updates, which is then saved.
+
+        Return the names of what training changes on each worker by itself, which the dry run did not find.
+        """
+        error = self._state_tensors.take_back()
+        with peer_errors():
+            return self.replica_state.combine(error)
+
+    def parameter_checksums(self) -> list[tuple[str, int]]:
+        """Return name and checksum of each tensor that ought to be equal on all workers, in a fixed order."""
+        fields = self._state.model.trainable_fields()
+        trained = [(field.name, zlib.crc32(field.read().data)) for field in fields]
+        return [*trained, *self.replica_state.checksums()]
+
+    def gather_state(self, spool: Path | None = None) -> PendingState | None:
+        """Collective. Copy model and optimizer off the device, for rank 0 to read in another thread.
+
+        Return the copy on rank 0, None on others; steps that follow do not change it. Sharded state is
+        gathered into a temporary file in the folder ``spool`` on rank 0, if one is given, or into memory.
+        """
+        self._state.check()
+        with peer_errors():
+            kept = self.parts.reducer.state()
+        is_root = self.workers.rank == 0
+        pending: PendingState | None = self._state.gather(
+            kept | self._state_of_layers(is_root), spool, is_root=is_root
+        )
+        return pending
+
+    def scatter_state(self, state: PortableState | None, part: StatePart = StatePart.ALL) -> None:
+        """Collective. Load rank 0's portable state, or a part of it, into every worker.
+
+        Everything is checked before anything changes. Names that are private to a framework
+        (``PRIVATE``) may be missing; so may the moving average, which then starts from the weights.
+        """
+        self.step.scatter(state or {}, part)
+        self.broadcast_state(0)
+        if part is StatePart.ALL:
+            self._state.distribute(state)
+
+    def broadcast_state(self, root: int) -> None:
+        """Collective. Copy the root's parameters, buffers and optimizer state to every worker."""
+        self.replica_state.restart()
+        if self.workers.size == 1:
+            return
+        self._state_tensors.take_back()
+        with peer_errors():
+            if self.workers.is_elastic:
+                self.replica_state.follow(self.workers, root)
+            self.step.broadcast(root)
+
+    @staticmethod
+    @abstractmethod
+    def close() -> None:
+        """Collective. Leave Horovod. Whoever keeps this function does not keep the model."""
+
+
+class Resizable(Seam):
+    """What lets training continue with other workers, in an elastic job."""
+
+    def enter_world(self) -> None:
+        """Forget what a step that failed had begun, and take the number of workers anew. Local.
+
+        An elastic job calls it after ``workers.restart``, before any other collective.
+        """
+        self.step.forget()
+        self.parts.computation.evaluation.begin()
+        self.parts.clock.enter_world()
+
+    def warm_up(self, batch: HostBatch, eval_batch: HostBatch | None = None) -> None:
+        """Compile and run a training step, and an evaluation step, alone. Local: the world has one worker.
+
+        All that training continues from, and what random numbers follow from, is as before.
+        """
+        wrap = self.parts.computation.wrap
+        with self._all_kept():
+            for one in self._forms(batch):
+                self.train_step(wrap(one), _WARM_UP_RATE).read()
+            if eval_batch is not None:
+                with self.ema_weights():
+                    self.eval_step(wrap(eval_batch))
+        self.enter_world()
+
+
+class Probes(_Built):
     """What looks at a model and its steps without training it: dry run, memory, recorder and clock."""
 
     def dry_run(self, batch: HostBatch, training: bool) -> DryRun:
@@ -55,93 +265,83 @@ class Probes(Protocol):
         Model, loss and metrics are computed, in training also this worker's gradient. The only collectives
         are those of the model itself, such as synchronised batch norm: a lost peer is raised.
         """
-        ...
+        found: DryRun = self._probes.dry_run(self.step, self._state_tensors, batch, training)
+        return found
 
     def find_comparing(self, batch: HostBatch, training: bool) -> str:
         """Collective. Return a sentence on how a value of a sample depends on other samples, or ""."""
-        ...
+        found: str = self.step.find_comparing(batch, training)
+        return found
 
+    @abstractmethod
     def device_memory(self) -> DeviceMemory | None:
         """Return the memory of this worker's GPU; None on the CPU. Local: no collective."""
-        ...
 
     def recorder(self) -> StepRecorder:
         """Return what records this worker's steps. Local: no collective."""
-        ...
+        found: StepRecorder = self._recorder(self.parts.clock)
+        return found
 
     def restart_clock(self) -> None:
         """Begin the busy time of the next step now: it leaves out what came before. Local: no collective."""
-        ...
+        self.parts.clock.restart()
 
 
-class TrainedParameters(Protocol):
+class TrainedParameters(_Built):
     """What follows callbacks that freeze, thaw or replace parameters during training."""
 
     def trained_change(self) -> Change:
         """Return what has been frozen, thawed or replaced since ``follow_trained``. Local: no collective."""
-        ...
+        change: Change = self.parts.trained_set.change()
+        return change
 
+    @abstractmethod
     def follow_trained(self, kept: dict[str, list[str]] | None = None) -> int:
         """Train what is trainable now, or what a checkpoint keeps; return how many numbers. Local.
 
         All workers do so at the same step. Others keep what they have of parameters that are frozen.
         """
-        ...
 
+    @abstractmethod
     def undone_step(self, batch: Any, learning_rate: float, signals: Sequence[float]) -> None:
         """Collective. Do a step as ``train_step``, with what was trained before, and undo it.
 
         The others may do an ordinary step. Where the job cannot follow a change, something may remain.
         """
-        ...
 
+    @abstractmethod
     def trained_state(self) -> dict[str, list[str]] | None:
         """Return what a checkpoint keeps of what is trained; None while all is as it was built. Local."""
-        ...
 
 
-class LocalSteps(Protocol):
+class LocalSteps(_Built):
     """Local SGD: steps that are local, and what makes the workers equal after some of them."""
 
     def synchronize(self) -> PendingMetrics:
         """Collective. Make the workers equal after local steps; return the sums of all of them."""
-        ...
+        with peer_errors():
+            pending: PendingMetrics = self.step.synchronize()
+        return pending
 
 
-class Resizable(Protocol):
-    """What lets training continue with other workers, in an elastic job."""
-
-    def enter_world(self) -> None:
-        """Forget what a step that failed had begun, and take the number of workers anew. Local.
-
-        An elastic job calls it after ``workers.restart``, before any other collective.
-        """
-        ...
-
-    def warm_up(self, batch: HostBatch, eval_batch: HostBatch | None = None) -> None:
-        """Compile and run a training step, and an evaluation step, alone. Local: the world has one worker.
-
-        All that training continues from, and what random numbers follow from, is as before.
-        """
-        ...
-
-
-class ModelFiles(Protocol):
+class ModelFiles(_Built):
     """Models in files of a framework's own: what exporting and importing need, and training does not."""
 
+    @abstractmethod
     def export(self, format_name: str, path: Path, batches: Sequence[HostBatch]) -> Exported:
         """Write the model in a format for serving, load it back and compare outputs. Local.
 
         The batches are real samples, in several sizes; the largest first.
         """
-        ...
 
     def load_weights_file(self, path: Path) -> str:
         """Load a framework's own file of weights into the model; return a note on what it held. Local.
 
         Raises CheckpointError if the file would run code, is damaged or does not fit.
         """
-        ...
+        held: str = self._files.load_weights_file(self.model, path)
+        self.parts.ema.restart()
+        return held
 
     def predict(self, batch: Any) -> dict[str, NDArray[Any]]:
         """Return the model's outputs for one batch, by name. Local: no collective.
@@ -149,93 +349,50 @@ class ModelFiles(Protocol):
         They are those of the call of the model that the task's loss makes, or what the task's own function
         for serving returns.
         """
-        ...
+        found: dict[str, NDArray[Any]] = self.parts.computation.predict(batch)
+        return found
 
+    @abstractmethod
     def plain_model(self) -> Any:
         """Return the model with its weights as the task made it, ready for evaluation. Local."""
-        ...
 
 
-class Backend(Probes, TrainedParameters, LocalSteps, Resizable, ModelFiles, Protocol):
-    """Whatever touches a tensor. The loop decides when it happens and with which number.
+class Backend(Probes, TrainedParameters, LocalSteps, Resizable, ModelFiles):
+    """Whatever touches a tensor."""
 
-    Each framework's ``backend.py`` has a function ``start(config)``, collective, that starts Horovod,
-    binds this worker's device and returns the backend.
-    """
 
-    workers: Workers  # the job's
-    info: BackendInfo  # what is known when the backend has started
-    model: Any  # the framework's own model after ``build``; for callbacks, the loop leaves it alone
-    replica_state: ReplicaState  # the workers' copies of what no optimizer updates, after ``build``
-    weight_shapes: Shapes  # of the whole model's arrays by portable name, after ``build``
-
-    def build(self, task: Any, config: Config, batch: HostBatch | None = None) -> ModelInfo:
-        """Build model, optimizer and compiled steps, with their initial values.
-
-        Local, but collective if the model is split into stages: by a batch of training data.
-        """
-        ...
-
-    def to_device(self, batches: Iterable[HostBatch]) -> Iterator[Any]:
-        """Yield the device batches of the steps, each with its ``samples``, one ahead of the host's."""
-        ...
-
-    def train_step(
-        self, batch: Any, learning_rate: float, signals: Sequence[float] = NO_SIGNALS
-    ) -> PendingMetrics:
-        """Collective. Do one optimizer update with the mean gradient over the global batch.
-
-        The sum of the signals of all workers comes back with the metrics.
-
-        With local steps, this is local: the gradient is the mean over this worker's samples, and the metrics
-        are its own. ``synchronize`` brings those of all workers.
-        """
-        ...
-
-    def eval_step(self, batch: Any, partial: Any = None) -> Any:
-        """Evaluate one batch and return the sums so far. Local unless loss or stages communicate."""
-        ...
-
-    def eval_metrics(self, partial: Any, signals: Sequence[float] = NO_SIGNALS) -> PendingMetrics:
-        """Collective. Sum an evaluation over workers, and compute the metrics of the whole of it."""
-        ...
-
-    def ema_weights(self) -> AbstractContextManager[None]:
-        """Collective. Return a context in which the model has its weights' moving average, if any."""
-        ...
-
-    def sync_statistics(self) -> list[str]:
-        """Collective. Give all workers one state of what no optimizer updates, which is then saved.
-
-        Return the names of what training changes on each worker by itself, which the dry run did not find.
-        """
-        ...
-
-    def parameter_checksums(self) -> list[tuple[str, int]]:
-        """Return name and checksum of each tensor that ought to be equal on all workers, in a fixed order."""
-        ...
-
-    def gather_state(self, spool: Path | None = None) -> PendingState | None:
-        """Collective. Copy model and optimizer off the device, for rank 0 to read in another thread.
-
-        Return the copy on rank 0, None on others; steps that follow do not change it. Sharded state is
-        gathered into a temporary file in the folder ``spool`` on rank 0, if one is given, or into memory.
-        """
-        ...
-
-    def scatter_state(self, state: PortableState | None, part: StatePart = StatePart.ALL) -> None:
-        """Collective. Load rank 0's portable state, or a part of it, into every worker.
-
-        Everything is checked before anything changes. Names that are private to a framework
-        (``PRIVATE``) may be missing; so may the moving average, which then starts from the weights.
-        """
-        ...
-
-    def broadcast_state(self, root: int) -> None:
-        """Collective. Copy the root's parameters, buffers and optimizer state to every worker."""
-        ...
-
-    @staticmethod
-    def close() -> None:
-        """Collective. Leave Horovod. Whoever keeps this function does not keep the model."""
-        ...
+def check_replicas(backend: Backend) -> None:
+    """Collective. Check that every worker holds the same model, by one small checksum."""
+    workers = backend.workers
+    if workers.size == 1:
+        return
+    checksums = backend.parameter_checksums()
+    digest = blake2b(repr(checksums).encode(), digest_size=16).digest()
+    digests = workers.allgather_object(digest)
+    if len(set(digests)) == 1:
+        return
+    everyone = workers.allgather_object((workers.host, checksums))
+    # of a split model, workers have other parameters
+    having: dict[str, dict[int, int]] = {}
+    for rank, (_, of_rank) in enumerate(everyone):
+        for name, crc in of_rank:
+            having.setdefault(name, {})[rank] = crc
+    usual = {name: Counter(found.values()).most_common(1)[0][0] for name, found in having.items()}
+    differing = {name: found for name, found in having.items() if len(set(found.values())) > 1}
+    explained = backend.replica_state.explain({name: set(crcs.values()) for name, crcs in differing.items()})
+    differing = {name: found for name, found in differing.items() if name not in explained}
+    if not differing:
+        return
+    drifted = sorted(
+        {r for name, found in differing.items() for r, crc in found.items() if crc != usual[name]}
+    )
+    parameter = next(
+        name for name, found in differing.items() if found.get(drifted[0], usual[name]) != usual[name]
+    )
+    ranks = ", ".join(f"rank {rank} ({everyone[rank][0]})" for rank in drifted[:_RANKS_NAMED])
+    raise ReplicaDriftError(
+        f"the workers' parameters differ: {ranks} drifted from the others, first in {parameter}",
+        "A worker computed something else: faulty memory, another library, or a task that changes it on its "
+        "own. If training does so, name it in the task's state_reductions.",
+        everywhere=True,
+    )

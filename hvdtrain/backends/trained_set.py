@@ -14,7 +14,18 @@ Change = tuple[Sequence[str], Sequence[str], Sequence[str]]
 _SHOWN = 4  # names in a message
 
 
-def refused_change(
+def follow_trained(backend: Any, config: Config, step: int) -> str:
+    """Collective. Let the next step follow what callbacks have frozen or thawed; return a note of it."""
+    workers, change = backend.workers, backend.trained_change()
+    gathered = workers.allgather_object((workers.host, change))
+    if not any(any(of_rank) for _, of_rank in gathered):
+        return ""
+    if (error := _refused_change(gathered, config, workers.is_elastic)) is not None:
+        raise error
+    return _describe_change(change, step, backend.follow_trained())
+
+
+def _refused_change(
     gathered: Sequence[tuple[str, Change]], config: Config, is_elastic: bool
 ) -> TaskError | None:
     """Return why a change is refused; None if all workers have made the same, and the job can follow it."""
@@ -53,7 +64,7 @@ def refused_change(
     )
 
 
-def describe_change(change: Change, step: int, trained: int) -> str:
+def _describe_change(change: Change, step: int, trained: int) -> str:
     """Return what changes, for a note."""
     thawed, frozen, _ = change
     parts = [f"{some(thawed, _SHOWN)} trained"] if thawed else []

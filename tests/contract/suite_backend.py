@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from hvdtrain.backends import load_backend
-from hvdtrain.backends.common import check_replicas
+from hvdtrain.backends.base import check_replicas
 from hvdtrain.backends.portable.initial_values import with_initial_values
 from hvdtrain.backends.records import StatePart
 from hvdtrain.backends.step_metrics import ControlFlags, StepStatistics, encode_signals

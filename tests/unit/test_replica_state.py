@@ -7,9 +7,11 @@ import numpy as np
 import pytest
 from support.fakes import on_every_rank
 
-from hvdtrain.backends.common import check_replicas
+from hvdtrain.backends.base import check_replicas
 from hvdtrain.backends.replica_state import ReplicaState, StateTensor
-from hvdtrain.errors import ReplicaDriftError
+from hvdtrain.backends.trained_set import follow_trained
+from hvdtrain.config import Config
+from hvdtrain.errors import ReplicaDriftError, TaskError
 
 
 class Collectives:
@@ -85,6 +87,7 @@ def test_what_one_worker_changes_is_left_for_the_check_which_names_it():
 
     for error in replicas(work):
         assert isinstance(error, ReplicaDriftError)
+        assert error.everywhere
         assert "rank 1 (here) drifted from the others, first in model/table" in error.problem
 
 
@@ -117,6 +120,29 @@ def test_frozen_weights_are_read_only_once_something_has_written_to_them():
         return state.combine(), weight.tolist()
 
     assert replicas(work) == [(["model/frozen"], [2, 2])] * 3
+
+
+THAWED, NO_CHANGE = (("x",), (), ()), ((), (), ())
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ([THAWED, NO_CHANGE, NO_CHANGE], "rank 0 (here) alone thaws x; the other workers did not"),
+        ([THAWED, THAWED, ((), ("y",), ())], "rank 0 (here) thaws x; rank 2 (here) freezes y"),
+        ([THAWED, NO_CHANGE, ((), (), ("z",))], "z was replaced in the model during training"),
+    ],
+)
+def test_workers_that_freeze_or_thaw_different_parameters_are_named(changes, said):
+    config = Config(framework="torch", task="t.py:T")
+
+    def work(workers):
+        backend = SimpleNamespace(workers=workers, trained_change=lambda: changes[workers.rank])
+        follow_trained(backend, config, 1)
+
+    for error in on_every_rank(["here"] * 3, work):
+        assert isinstance(error, TaskError)
+        assert error.problem.startswith(said)
 
 
 def test_pytorch_shows_what_was_written_to_and_leaves_out_caches_of_another_shape():

@@ -10,8 +10,7 @@ import horovod.tensorflow as hvd
 import keras
 import tensorflow as tf
 
-from hvdtrain.backends.base import Backend, ModelFiles
-from hvdtrain.backends.common import CommonBackend
+from hvdtrain.backends.base import Backend
 from hvdtrain.backends.records import BackendInfo, DeviceMemory, Exported, PortableState
 from hvdtrain.backends.start import start_horovod
 from hvdtrain.backends.steps import choose_step
@@ -53,7 +52,7 @@ def start(config: Config, membership: Membership | None = None) -> "TensorFlowBa
     return TensorFlowBackend(workers, use_device(config, workers))
 
 
-class TensorFlowBackend(CommonBackend):
+class TensorFlowBackend(Backend):
     """The TensorFlow backend of one worker."""
 
     _built_bytes = 0  # of the parameters of the model that this process built before
@@ -158,7 +157,3 @@ class TensorFlowBackend(CommonBackend):
         """Return a context after which everything that steps change is as it was."""
         parts = self.parts
         return state_kept(self.model, [*parts.slots, *parts.ema.to_broadcast(), *parts.scale_variables])
-
-
-_backend: type[Backend] = TensorFlowBackend
-_files: type[ModelFiles] = TensorFlowBackend

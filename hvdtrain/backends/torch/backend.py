@@ -8,8 +8,7 @@ from typing import Any
 import horovod.torch as hvd
 import torch
 
-from hvdtrain.backends.base import Backend, ModelFiles
-from hvdtrain.backends.common import CommonBackend
+from hvdtrain.backends.base import Backend
 from hvdtrain.backends.options import check_precision
 from hvdtrain.backends.records import BackendInfo, DeviceMemory, Exported, PortableState
 from hvdtrain.backends.start import start_horovod
@@ -47,7 +46,7 @@ def start(config: Config, membership: Membership | None = None) -> "TorchBackend
     return TorchBackend(workers, device)
 
 
-class TorchBackend(CommonBackend):
+class TorchBackend(Backend):
     """The PyTorch backend of one worker."""
 
     model: torch.nn.Module
@@ -164,7 +163,3 @@ class TorchBackend(CommonBackend):
             yield
         if scale is not None and numbers is not None:
             scale.follow(numbers)
-
-
-_backend: type[Backend] = TorchBackend
-_files: type[ModelFiles] = TorchBackend
