@@ -36,7 +36,7 @@ SETTINGS = {
 }
 # of models with repeated blocks
 OTHERS = {"checkpoint": (1, {"checkpoint_activations": True}), "bf16": (1, {"precision": "bf16"})}
-_FORECAST = re.compile(r"\bmemory\s+([\d,.]+) MiB per worker: (.*)")
+_FORECAST = re.compile(r"\bmemory\s+at least ([\d,.]+) MiB per worker: (.*)")
 
 
 def measure(framework: str, model: str, setting: str, args: argparse.Namespace) -> tuple[float, float, str]:

@@ -13,6 +13,7 @@ save. P is the size of the parameters.
 """
 
 import argparse
+import ctypes
 import json
 import sys
 import tempfile
@@ -25,7 +26,6 @@ import psutil
 
 import hvdtrain
 from hvdtrain.errors import HvdtrainError
-from hvdtrain.host.cores import release_unused
 
 MEBIBYTE = 1 << 20
 CGROUPS = Path("/sys/fs/cgroup")
@@ -51,7 +51,7 @@ class Watch(hvdtrain.Callback):
 
     def on_step(self, step, metrics) -> None:
         if step.step < self._steps:  # the last one has begun to save
-            release_unused()
+            ctypes.CDLL(None).malloc_trim(0)
             self.after_step = max(self.after_step, anonymous_bytes())
             self.in_training = self._peak.bytes
 

@@ -11,6 +11,7 @@ a core.
 """
 
 import argparse
+import ctypes
 import itertools
 import statistics
 import sys
@@ -21,7 +22,6 @@ from dataclasses import dataclass, replace
 import psutil
 
 import hvdtrain
-from hvdtrain.host.cores import release_unused
 
 KINDS = ("none", "optimizer", "gradients")
 OPTIONS = {"model": "gpt", "layers": 8, "heads": 6, "context": 32, "vocabulary": 65}
@@ -57,7 +57,7 @@ class Watch(hvdtrain.Callback):
         self.seconds.append(now - self._before)
         self._before = now
         if self._is_of_memory:
-            release_unused()
+            ctypes.CDLL(None).malloc_trim(0)
             self.bytes = max(self.bytes, anonymous_bytes())
 
 

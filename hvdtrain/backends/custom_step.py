@@ -194,7 +194,7 @@ class CustomStepRules:
             which = f"optimizer{'s' * (len(names) > 1)} {', '.join(map(repr, names))}"
             said = f"the task's own step took no step with the {which} at its first call"
             note = "; ".join(filter(None, [said, note]))
-        return replace(found, note=note, activations=None)
+        return replace(found, note=note)
 
     def find_comparing(self, batch: HostBatch, training: bool) -> str:
         """Collective. Return a sentence on how a value of a sample depends on others; none of a step's."""

@@ -113,9 +113,6 @@ class DryRun:
     last_activation: str = ""  # "softmax" or "sigmoid" if the model's last layer computes it; empty otherwise
     error: Exception | None = None  # the exception that ended the computation, or None
     note: str = ""  # what the user should know of the computation, as a sentence; empty if nothing
-    # the most bytes that tensors took at once which the passes of training make, without the gradients of
-    # parameters; None if that is not known, as in a step of the task's own
-    activations: int | None = None
     # checksums, by portable name, of the state that it changed before it was put back
     changed: Mapping[str, int] = field(default_factory=dict)
     # what makes the model one that cannot be trained as it is, though nothing failed

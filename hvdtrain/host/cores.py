@@ -37,13 +37,6 @@ def peak_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def resident_bytes() -> int:
-    """Return the memory that this process has resident now, pages of files included; 0 if it is not known."""
-    with suppress(OSError, ValueError, IndexError):
-        return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * resource.getpagesize()
-    return 0
-
-
 def keep_freed() -> None:
     """Let glibc keep freed memory, which it may give back and take anew in each step, page by page."""
     with suppress(OSError, AttributeError):

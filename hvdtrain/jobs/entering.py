@@ -17,15 +17,14 @@ from hvdtrain.config import Config
 from hvdtrain.data.readers import Readers
 from hvdtrain.data.training_data import TrainingData, readers_for
 from hvdtrain.errors import TaskError
-from hvdtrain.host.cores import peak_bytes
 from hvdtrain.jobs.failures import Signals
 from hvdtrain.jobs.opening.dry_run import (
     Dry,
     dry_run,
     heaviest_plan,
-    measured_plan,
     notes_on_memory,
     plan_memory,
+    tried_plan,
 )
 from hvdtrain.jobs.opening.setup import TaskData, TrainingRun
 from hvdtrain.jobs.outcome import LAST_SAVE_SECONDS, errors_noted
@@ -154,10 +153,9 @@ def try_out(session: Session, task: Any, model: ModelInfo) -> Dry:
     """Collective. Do the dry run, which precedes whatever is written."""
     ACTIVITY.enter("in the dry run", is_long=True)
     session.memory.own = plan_memory(session, model)
-    peak = peak_bytes()
     found = dry_run(session, task, session.memory.own)
     session.services.forms = found.forms
-    session.memory.own = measured_plan(session, model, found, peak)
+    session.memory.own = tried_plan(session)
     session.memory.heaviest = heaviest_plan(session, session.memory.own)
     notes = notes_on_memory(session.memory.heaviest, session.backend)
     return replace(found, notes=(*notes, *found.notes))

@@ -3,19 +3,22 @@
 from dataclasses import replace
 
 import pytest
+from support.fakes import FakeBackend, one_worker
 
-from hvdtrain.backends.memory import MEBIBYTE, MeasuredMemory, memory_plan, saving_bytes
+from hvdtrain.backends.memory import MEBIBYTE, memory_plan
 from hvdtrain.config import Config
 from hvdtrain.errors import LackOfMemoryError
 from hvdtrain.jobs.failures import lack_of_memory
+from hvdtrain.jobs.opening import dry_run
+from hvdtrain.jobs.opening.dry_run import notes_on_memory
 
 SHAPES = {"model/a/kernel": (1024, 256), "model/a/bias": (256,), "model/b/kernel": (256, 16)}
 NUMBERS = 1024 * 256 + 256 + 256 * 16
 
 
-def plan(measured=None, **fields):
+def plan(**fields):
     config = Config(**{"framework": "torch", "optimizer": "sgd", **fields})
-    return memory_plan(SHAPES, config, micro_batch=16, measured=measured)
+    return memory_plan(SHAPES, config, micro_batch=16)
 
 
 @pytest.mark.parametrize(
@@ -86,53 +89,16 @@ def test_an_error_of_memory_names_what_is_large_and_what_helps():
     assert lack_of_memory(ValueError("a wrong shape"), "training failed", None) is None
 
 
-def measured_plan(resident=300, peak=0, **fields):
-    measured = MeasuredMemory(
-        activations=64 * MEBIBYTE,
-        per_sample=3.5 * MEBIBYTE,
-        resident=resident and resident * MEBIBYTE,
-        peak=peak * MEBIBYTE,
-        workspace=2 * MEBIBYTE,
-        saving=5 * MEBIBYTE,
+def test_what_a_worker_has_had_counts_where_it_is_more_and_is_compared_with_the_limit(monkeypatch):
+    backend = FakeBackend(one_worker())
+    tried = replace(plan(), taken=300 * MEBIBYTE)
+    assert tried.total_bytes == 300 * MEBIBYTE
+    assert "300 MiB were taken until now" in tried.describe()
+    assert "besides activations" in plan().describe()
+    monkeypatch.setattr(dry_run, "limit_bytes", lambda workers: 200 * MEBIBYTE)
+    assert notes_on_memory(plan(), backend) == []
+    (note,) = notes_on_memory(tried, backend)
+    assert note.startswith("the job needs at least 300 MiB per worker, and each worker of this host may")
+        "the job needs at least 300 MiB per worker, and each worker of this host may take 200"
     )
-    config = Config(**{"framework": "torch", "optimizer": "sgd", "momentum": 0.0, **fields})
-    return memory_plan(SHAPES, config, micro_batch=16, measured=measured)
-
-
-def test_what_is_resident_and_what_comes_add_up():
-    found = measured_plan()
-    assert found.total_bytes == 4 * NUMBERS + (300 + 64 + 2 + 5) * MEBIBYTE
-    assert found.parts["framework and data"] == 300 * MEBIBYTE - 4 * NUMBERS
-    text = found.describe()
-    assert "activations 64.0 MiB (3.5 MiB a sample), kernels 2.0 MiB, saving 5.0 MiB" in text
-    assert "besides" not in text
-
-
-def test_a_checkpoint_takes_copies_and_the_larger_file():
-    parameters = 4 * NUMBERS
-    for fields, copies in (
-        ({"momentum": 0.0}, 2),
-        ({"momentum": 0.9}, 3),
-        ({"optimizer": "adamw"}, 5),
-        ({"optimizer": "adamw", "shard": "gradients"}, 5),
-        ({"optimizer": "adamw", "ema_decay": 0.9}, 7),
-    ):
-        config = Config(**{"framework": "torch", "optimizer": "sgd", **fields})
-        found = memory_plan(SHAPES, config, micro_batch=16, workers=2)
-        assert saving_bytes(found, config) == copies * parameters, fields
-
-
-def test_pages_of_a_file_are_shown_and_not_compared_with_the_limit():
-    measured = MeasuredMemory(0, 0.0, resident=2 * MEBIBYTE, saving=64 * MEBIBYTE)
-    in_memory = plan(measured=measured)
-    in_file = plan(measured=replace(measured, saves_in_file=True))
-    assert in_file.total_bytes == in_memory.total_bytes == in_memory.needed_bytes
-    assert in_file.needed_bytes == in_memory.needed_bytes - 64 * MEBIBYTE
-    assert in_memory.exceeds(32 * MEBIBYTE)
-    assert not in_file.exceeds(32 * MEBIBYTE)
-    assert (
-        replace(in_file, most_needed=33 * MEBIBYTE)
-        .exceeds(32 * MEBIBYTE)
-        .startswith("the job needs about 33")
-    )
-    assert "saving 64.0 MiB in pages of a file" in in_file.describe()
+    assert "--batch-size 8 --accumulate 2" in note

@@ -205,9 +205,6 @@ class StageStepBase(WholeModelStep):
             return found
         if training:
             found = replace(found, note="; ".join(filter(None, [found.note, *self.notes])))
-        if found.activations is not None:  # those of the worker's own stage
-            kept = min(self.layout.stages - self.layout.stage, self._config.accumulate)
-            found = replace(found, activations=found.activations * kept)
         last = self.layout.stages - 1
         sent = self.workers.broadcast_object(_sent_of(found) if self.workers.rank == last else None, last)
         if self.layout.is_last_stage:

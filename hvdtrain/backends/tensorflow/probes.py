@@ -153,7 +153,7 @@ def dry_run(step: Any, state_tensors: Any, batch: HostBatch, training: bool) -> 
     last, note = last_activation(computation.model), "; ".join(filter(None, notes))
     found = changes.crcs, changes.refusal
     kept = {"weighted": computation.weighted, "metrics": {} if training else computation.evaluation.tried}
-    result = DryRun(recorder.outputs, values, last, error, note, None, *found, **kept)
+    result = DryRun(recorder.outputs, values, last, error, note, *found, **kept)
     completed: DryRun = step.completed(result, training)
     return completed
 

@@ -16,7 +16,6 @@ from hvdtrain.backends.objective.gathering import GivenArrays
 from hvdtrain.backends.objective.gathering import find_comparing as find_comparing_values
 from hvdtrain.backends.records import DryRun
 from hvdtrain.backends.replica_state import Changes
-from hvdtrain.backends.torch.activations import ActivationMeter
 from hvdtrain.backends.torch.batches import TorchBatch
 from hvdtrain.backends.torch.computation import Computation
 from hvdtrain.backends.torch.objective.losses import as_arrays
@@ -136,17 +135,14 @@ def dry_run(step: Any, state_tensors: Any, batch: HostBatch, training: bool) -> 
     outputs: list[Any] = []
     values, error, changes = {}, None, Changes()
     in_evaluation, undone = parts_in_evaluation(model), ""
-    activations: int | None = None
     changed: tuple[str, ...] = ()
     try:
         with peer_errors(), state_kept(model, computation.device):
             wrapped = computation.wrap(copied(batch))
-            meter = ActivationMeter(model, wrapped.tensors())
-            with _recorded(model, outputs), state_tensors.watched() as changes, meter:
+            with _recorded(model, outputs), state_tensors.watched() as changes:
                 values = step.dry_run(wrapped, training)
             undone = describe_undone(in_evaluation) if training else ""
             changed = changed_in_place(batch, wrapped.micro_batches[0])
-        activations = meter.found() if training else None
     except PeerLostError:
         raise
     except Exception as raised:
@@ -158,7 +154,7 @@ def dry_run(step: Any, state_tensors: Any, batch: HostBatch, training: bool) -> 
         "metrics": {} if training else computation.evaluation.tried,
     }
     outputs.append(None)  # if the model was not called
-    result = DryRun(outputs[0], values, last, error, undone, activations, *found, **kept)
+    result = DryRun(outputs[0], values, last, error, undone, *found, **kept)
     completed: DryRun = step.completed(result, training)
     return completed
 

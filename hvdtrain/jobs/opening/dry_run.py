@@ -7,13 +7,7 @@ from functools import partial
 from typing import Any
 
 from hvdtrain.backends.base import Backend
-from hvdtrain.backends.memory import (
-    MeasuredMemory,
-    MemoryPlan,
-    exchange_bytes,
-    memory_plan,
-    saving_bytes,
-)
+from hvdtrain.backends.memory import MemoryPlan, mebibytes, memory_plan
 from hvdtrain.backends.objective.counting import IGNORE_INDEX
 from hvdtrain.backends.objective.gathering import comparing_error
 from hvdtrain.backends.objective.logits import named_loss
@@ -23,7 +17,7 @@ from hvdtrain.checkpoints.digest import ArrayForm, forms_of
 from hvdtrain.data.eval_sets import TRAINING_DATA, set_words, sets_of
 from hvdtrain.data.feed import HostBatch
 from hvdtrain.errors import DataError, HvdtrainError
-from hvdtrain.host.cores import limit_bytes, peak_bytes, release_unused, resident_bytes
+from hvdtrain.host.cores import limit_bytes, peak_bytes
 from hvdtrain.host.frameworks import FRAMEWORKS
 from hvdtrain.jobs.failures import lack_of_memory
 from hvdtrain.jobs.opening.dry_run_checks import Pass, find_error, find_notes
@@ -199,34 +193,27 @@ def _look_at(session: Session, task: Any, one: Pass, batch: HostBatch, training:
         one.error = find_broadcast(what, batch, found.outputs, evaluated)
 
 
-def plan_memory(session: Session, model: ModelInfo, measured: MeasuredMemory | None = None) -> MemoryPlan:
-    """Return the memory that each worker takes. Local: no collective."""
-    # Of a split model, it is that of this worker's stage.
-    stages = model.stage_shapes
-    if not stages:
-        return _plan_of(session, model, model.parameter_shapes, measured)
-    stage = session.backend.workers.rank % len(stages)
-    return replace(_plan_of(session, model, stages[stage], measured), stage=stage + 1)
-
-
-def _plan_of(
-    session: Session,
-    model: ModelInfo,
-    shapes: Mapping[str, Sequence[int]],
-    measured: MeasuredMemory | None = None,
-) -> MemoryPlan:
-    """Return the memory that a worker takes which has the parameters of these shapes."""
-    workers = session.backend.workers
-    return memory_plan(
-        shapes,
+def plan_memory(session: Session, model: ModelInfo) -> MemoryPlan:
+    """Return the memory that each worker takes: of a split model, with this worker's stage. Local."""
+    workers, stages = session.backend.workers, model.stage_shapes
+    stage = workers.rank % len(stages) if stages else 0
+    plan = memory_plan(
+        stages[stage] if stages else model.parameter_shapes,
         session.config,
         workers=workers.size,
         is_elastic=workers.is_elastic,
         frozen_parameters=model.frozen_parameters,
         micro_batch=session.plan().batch.micro_batch,
         own_slots=None if model.own_rates is None else model.slot_bytes,
-        measured=measured,
     )
+    return replace(plan, stage=stage + 1) if stages else plan
+
+
+def tried_plan(session: Session) -> MemoryPlan:
+    """Return this worker's plan with what it has taken by now. Local: no collective."""
+    plan, device = session.memory.own, session.backend.device_memory()
+    assert plan is not None  # made before the dry run
+    return replace(plan, taken=peak_bytes() if device is None else device.peak)
 
 
 def heaviest_plan(session: Session, plan: MemoryPlan) -> MemoryPlan:
@@ -234,42 +221,7 @@ def heaviest_plan(session: Session, plan: MemoryPlan) -> MemoryPlan:
     if session.config.stages == 1:
         return plan
     plans: list[MemoryPlan] = session.backend.workers.allgather_object(plan)
-    most_needed = max(one.needed_bytes for one in plans)
-    return replace(max(plans, key=lambda one: one.total_bytes), most_needed=most_needed)
-
-
-def measured_plan(session: Session, model: ModelInfo, found: Dry, peak_before: int) -> MemoryPlan:
-    """Return the job's memory with what a dry run has found. Local: no collective."""
-    # It gives the system back what the dry run has left, so that what is resident is what stays.
-    release_unused()
-    plan = plan_memory(session, model)
-    first = found.passes[0] if found.passes else None
-    if first is None or (activations := first.result.activations) is None:
-        return plan
-    config = session.config
-    per_sample = activations / session.plan().batch.micro_batch
-    device = session.backend.device_memory()
-    if device is not None:
-        measured = MeasuredMemory(activations, per_sample, None, device.peak)
-        return plan_memory(session, model, measured)
-    peak, resident = peak_bytes(), resident_bytes()
-    known = resident + plan.parts["gradients"] + activations
-    # rank 0 gathers the state of all stages
-    everything = {name: shape for one in model.stage_shapes for name, shape in one.items()}
-    whole = _plan_of(session, model, everything) if everything else plan
-    batch = config.accumulate * sum(array.nbytes for array in first.arrays.values())
-    measured = MeasuredMemory(
-        activations,
-        per_sample,
-        resident,
-        peak,
-        workspace=min(max(0, peak - known), activations) if peak > peak_before else 0,
-        batches=batch * (max(config.read_threads, config.read_workers) + 3),
-        saving=saving_bytes(whole, config) if session.backend.workers.rank == 0 else 0,
-        exchange=exchange_bytes(plan, config, session.backend.workers.size // config.stages),
-        saves_in_file=config.stages > 1 or (config.shard != "none" and session.backend.workers.size > 1),
-    )
-    return plan_memory(session, model, measured)
+    return max(plans, key=lambda one: one.total_bytes)
 
 
 def memory_limit(backend: Backend) -> int | None:
@@ -281,5 +233,8 @@ def memory_limit(backend: Backend) -> int | None:
 def notes_on_memory(plan: MemoryPlan, backend: Backend) -> list[str]:
     """Return a note if what is planned does not fit into a worker's memory; empty otherwise. Local."""
     limit = memory_limit(backend)
-    text = "" if limit is None else plan.exceeds(limit)
-    return [f"{text}; {'; '.join(plan.remedies)}"] if text else []
+    if limit is None or plan.total_bytes <= limit:
+        return []
+    whose = "each worker of this host may take" if backend.device_memory() is None else "its GPU has"
+    fits = f"the job needs at least {mebibytes(plan.total_bytes)} per worker, and {whose} {mebibytes(limit)}"
+    return [f"{fits}; {'; '.join(plan.remedies)}"]
