@@ -1,6 +1,7 @@
 """Which parameters are trained, and how that changes in a run: what callbacks freeze and thaw."""
 
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from hvdtrain.config import Config
@@ -12,6 +13,71 @@ from hvdtrain.storage.text import counted, some
 Change = tuple[Sequence[str], Sequence[str], Sequence[str]]
 
 _SHOWN = 4  # names in a message
+
+
+class TrainedSetBase(ABC):
+    """The parameters that are trained, and what holds them, as they were last looked at."""
+
+    prefix = ""  # before the names of parameters, where a change is shown
+
+    def __init__(self, model: Any, tensors: Any, named: Mapping[str, Any]) -> None:
+        self._model, self._tensors, self._named = model, tensors, named
+        self.look()
+        self._as_built = self._seen
+
+    def change(self) -> Change:
+        """Return the names of what has changed since ``accept`` was called last. Local: no collective."""
+        (trained, modes), (before, modes_before) = self._look(), self._seen
+        thawed, frozen = (
+            [self.prefix + n for n in sorted(names)] for names in (trained - before, before - trained)
+        )
+        # a layer without trainable variables, as batch norm may be, has a mode of its own
+        return (
+            thawed or sorted(modes - modes_before),
+            frozen or sorted(modes_before - modes),
+            self._replaced(),
+        )
+
+    def look(self) -> None:
+        """Take the flags as they are: a step of the task's own may set them."""
+        self._seen = self._look()
+
+    def accept(self) -> None:
+        """Take the parameters that are trainable now as those that are trained."""
+        self.look()
+        self.optimize(())
+
+    def optimize(self, others: Collection[int]) -> None:
+        """Take some parameters, by identity, as trained ones as well: those that an optimizer knows."""
+        self._tensors.train(self.ids_of(self._look()[0]) | set(others))
+
+    def state(self, **chosen: Collection[int]) -> dict[str, list[str]] | None:
+        """Return what a checkpoint keeps; None while all is as the model was built."""
+        if self._seen == self._as_built:
+            return None
+        known = {key: [n for n, one in self._named.items() if id(one) in ids] for key, ids in chosen.items()}
+        return {"trained": sorted(self._seen[0]), **known}
+
+    def follow(self, state: dict[str, list[str]]) -> None:
+        """Take what a checkpoint keeps."""
+        self._set(state)
+        self.optimize(self.ids_of(state["optimized"]))
+
+    def ids_of(self, names: Collection[str]) -> set[int]:
+        """Return the identities of the parameters of these names."""
+        return {id(self._named[name]) for name in names}
+
+    @abstractmethod
+    def _look(self) -> tuple[set[str], set[str]]:
+        """Return the names of what is trained, and of the layers that are in a mode of training."""
+
+    @abstractmethod
+    def _set(self, state: Mapping[str, Collection[str]]) -> None:
+        """Set the flags as a checkpoint keeps them."""
+
+    @abstractmethod
+    def _replaced(self) -> list[str]:
+        """Return the names of modules or parameters that were replaced."""
 
 
 def follow_trained(backend: Any, config: Config, step: int) -> str:

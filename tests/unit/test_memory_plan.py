@@ -99,6 +99,4 @@ def test_what_a_worker_has_had_counts_where_it_is_more_and_is_compared_with_the_
     assert notes_on_memory(plan(), backend) == []
     (note,) = notes_on_memory(tried, backend)
     assert note.startswith("the job needs at least 300 MiB per worker, and each worker of this host may")
-        "the job needs at least 300 MiB per worker, and each worker of this host may take 200"
-    )
     assert "--batch-size 8 --accumulate 2" in note

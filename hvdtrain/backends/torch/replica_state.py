@@ -17,90 +17,47 @@ from hvdtrain.backends.replica_state import Changes, StateTensor, made_late
 from hvdtrain.backends.torch.state.layouts import left_out
 from hvdtrain.backends.torch.state.model_state import ModelState
 from hvdtrain.backends.torch.state.tensors import address_of, as_kept, set_values, strided_parts
-from hvdtrain.backends.trained_set import Change
+from hvdtrain.backends.trained_set import TrainedSetBase
 from hvdtrain.errors import TaskError
 
 
-class TrainedSet:
+class TrainedSet(TrainedSetBase):
     """The parameters that require a gradient, and the modules that hold them, as they were last looked at."""
 
-    def __init__(self, model: torch.nn.Module, tensors: ModelState) -> None:
-        self._model, self._tensors = model, tensors
-        self._entries = [e for e in tensors.entries if isinstance(e.tensor, torch.nn.Parameter)]
-        self._parameters = [entry.tensor for entry in self._entries]
-        self._trained = [p.requires_grad for p in self._parameters]
-        self._places = list(self._find_places())
-        self._as_built = list(self._trained)
+    prefix = "model/"
 
-    def change(self) -> Change:
-        """Return the names of what has changed since ``accept`` was called last. Local: no collective."""
-        now = [p.requires_grad for p in self._parameters]
-        thawed: list[str] = []
-        frozen: list[str] = []
-        if now != self._trained:
-            for entry, is_trained, was_trained in zip(self._entries, now, self._trained, strict=True):
-                if is_trained != was_trained:
-                    (thawed if is_trained else frozen).append(f"model/{entry.path}")
-        return thawed, frozen, self._replaced()
+    def __init__(self, model: torch.nn.Module, tensors: ModelState) -> None:
+        parameters = {e.path: e.tensor for e in tensors.entries if isinstance(e.tensor, torch.nn.Parameter)}
+        self._places = [
+            (path, held, dict(held))  # the mappings by which modules hold modules and parameters, and copies
+            for path, module in model.named_modules()
+            for held in (module._modules, cast(dict[str, Any], module._parameters))
+            if held
+        ]
+        super().__init__(model, tensors, parameters)
 
     @contextmanager
     def as_before(self) -> Iterator[None]:
         """Return a context without the change: modules hold and train what they did when last looked at."""
-        now = [p.requires_grad for p in self._parameters], [dict(held) for _, held, _ in self._places]
-        self._put(self._trained, [before for *_, before in self._places])
+        trained, now = self._look()[0], [dict(held) for _, held, _ in self._places]
+        self._put(self._seen[0], [before for *_, before in self._places])
         try:
             yield
         finally:
-            self._put(*now)
+            self._put(trained, now)
 
-    def look(self) -> None:
-        """Take the flags as they are: a step of the task's own may set them."""
-        self._trained = [p.requires_grad for p in self._parameters]
+    def _look(self) -> tuple[set[str], set[str]]:
+        return {name for name, parameter in self._named.items() if parameter.requires_grad}, set()
 
-    def accept(self) -> None:
-        """Take the parameters that require a gradient now as those that are trained."""
-        self.look()
-        self.optimize(())
+    def _set(self, state: Mapping[str, Collection[str]]) -> None:
+        for name, parameter in self._named.items():
+            parameter.requires_grad_(name in state["trained"])
 
-    def optimize(self, others: Collection[int]) -> None:
-        """Take some parameters, by identity, as trained ones as well: those that an optimizer knows."""
-        chosen = {id(p) for p in self._parameters if p.requires_grad} | set(others)
-        self._tensors.train(chosen)
-
-    def state(self, **chosen: Collection[int]) -> dict[str, list[str]] | None:
-        """Return what a checkpoint keeps; None while all is as the model was built."""
-        if self._trained == self._as_built:
-            return None
-        trained = {id(p) for p, is_trained in zip(self._parameters, self._trained, strict=True) if is_trained}
-        return {
-            key: [entry.path for entry in self._entries if id(entry.tensor) in ids]
-            for key, ids in {"trained": trained, **chosen}.items()
-        }
-
-    def follow(self, state: dict[str, list[str]]) -> None:
-        """Take what a checkpoint keeps."""
-        trained = self.ids_of(state["trained"])
-        for parameter in self._parameters:
-            parameter.requires_grad_(id(parameter) in trained)
-        self.optimize(self.ids_of(state["optimized"]))
-
-    def ids_of(self, names: Collection[str]) -> set[int]:
-        """Return the identities of the parameters of these names."""
-        return {id(entry.tensor) for entry in self._entries if entry.path in set(names)}
-
-    def _put(self, trained: Sequence[bool], contents: Sequence[Mapping[str, Any]]) -> None:
-        for parameter, is_trained in zip(self._parameters, trained, strict=True):
-            parameter.requires_grad_(is_trained)
+    def _put(self, trained: Collection[str], contents: Sequence[Mapping[str, Any]]) -> None:
+        self._set({"trained": trained})
         for (_, held, _), content in zip(self._places, contents, strict=True):
             held.clear()
             held.update(content)
-
-    def _find_places(self) -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
-        """Return the mappings by which modules hold modules and parameters, as they are and copied."""
-        for path, module in self._model.named_modules():
-            for held in (module._modules, cast(dict[str, Any], module._parameters)):
-                if held:
-                    yield path, held, dict(held)
 
     def _replaced(self) -> list[str]:
         found = []
