@@ -1,15 +1,13 @@
 """What a worker reports to horovodrun: that it starts Horovod, and that it ends by itself."""
 
 import atexit
-import contextlib
 import hmac
 import os
 import socket
 import sys
 import threading
-import time
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from multiprocessing import parent_process
 from multiprocessing.util import Finalize
 from typing import NoReturn
@@ -38,7 +36,7 @@ def start_limit(environ: Mapping[str, str] = os.environ) -> float:
     given = environ.get(_LIMIT_VARIABLE)
     if given is None:
         return _LIMIT_SECONDS
-    with contextlib.suppress(ValueError):
+    with suppress(ValueError):
         if 0 < (seconds := float(given)) <= _MOST_SECONDS:
             return seconds
     raise UsageError(
@@ -48,7 +46,7 @@ def start_limit(environ: Mapping[str, str] = os.environ) -> float:
     )
 
 
-@contextlib.contextmanager
+@contextmanager
 def reported_start(rank: int | None, environ: Mapping[str, str] = os.environ) -> Iterator[None]:
     """Context manager: tell horovodrun that this worker starts Horovod; at a good end, that all have."""
     sender = _sender(rank, environ)
@@ -111,12 +109,12 @@ class _Sender:
         digest, answer = (
             hmac.digest(self._key, text, "sha256") for text in (message, b"received " + message)
         )
-        with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as connection:
+        with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as connection:
             connection.connect(self._address)
             connection.settimeout(_ANSWER_SECONDS)
             for number in range(tries):
                 connection.send(digest + message)
-                with contextlib.suppress(TimeoutError):
+                with suppress(TimeoutError):
                     if number + 1 < tries and connection.recv(64) == answer:
                         return
 
@@ -135,7 +133,7 @@ def stopped_workers(environ: Mapping[str, str] = os.environ) -> list[str]:
         if job not in environ:
             continue
         for process in psutil.process_iter():
-            with contextlib.suppress(psutil.Error, OSError, ValueError):
+            with suppress(psutil.Error, OSError, ValueError):
                 theirs = process.environ()
                 is_stopped = process.status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
                 if is_stopped and theirs.get(job) == environ[job] and rank_variable in theirs:
@@ -150,7 +148,6 @@ _HANDLERS_SECONDS = 10.0
 
 def limit_wait_for_threads(seconds: float = _THREADS_SECONDS) -> None:
     """Let this process end with exit code 0 some seconds after its main thread at the latest."""
-    giving_up = threading.Event()
     reached = threading.RLock()  # reentrant: the thread that gives up runs the exit handlers itself
 
     def on_exit() -> None:  # the handler registered last runs first, after Python has waited for threads
@@ -159,33 +156,24 @@ def limit_wait_for_threads(seconds: float = _THREADS_SECONDS) -> None:
 
     def give_up() -> None:
         with reached:
-            left = _others()
+            threads = [one for one in threading.enumerate() if not one.daemon]
+            left = [one.name for one in threads if one is not threading.main_thread()]
             if left:
                 _note(left, seconds)
                 _flush()
-                giving_up.set()
+                # a handler may join a thread
+                last = threading.Timer(_HANDLERS_SECONDS, exit_at_once, [0])
+                last.daemon = True
+                last.start()
                 with suppress(Exception):
                     atexit._run_exitfuncs()
                 _flush()
                 os._exit(0)
 
-    def end_despite_handlers() -> None:  # such as one that joins a thread
-        giving_up.wait()
-        time.sleep(_HANDLERS_SECONDS)
-        exit_at_once(0)
-
     timer = threading.Timer(seconds, give_up)
     timer.daemon = True
     atexit.register(on_exit)
     timer.start()
-    # since Python 3.12, no thread can be started any more when exit handlers run
-    threading.Thread(target=end_despite_handlers, daemon=True).start()
-
-
-def _others() -> list[str]:
-    """Return the names of the threads that Python waits for."""
-    threads = [thread for thread in threading.enumerate() if not thread.daemon]
-    return [thread.name for thread in threads if thread is not threading.main_thread()]
 
 
 def _note(names: list[str], seconds: float) -> None:

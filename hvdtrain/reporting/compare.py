@@ -1,8 +1,6 @@
 """Runs side by side: a row for each, with its results and what differs in its config."""
 
-import csv
 import math
-import sys
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -154,9 +152,7 @@ def metric_names(rows: Sequence[Row], is_trained_only: bool = False) -> list[str
     return list(dict.fromkeys(found))[::-1]
 
 
-RUN = "run"
-# the short facts that differ are columns of the table, the others stand below it
-_COLUMNS = ("framework", "status")
+_COLUMNS = ("framework", "status")  # the facts that are columns of the table if they differ
 _BEST, _TRAINING = "best ", "train "  # before the names of metrics
 _SECONDS, _SPEED, _STEPS = "seconds", "samples/s", "steps"
 _FORMS = {_SECONDS: ".1f", _SPEED: ",.0f"}
@@ -173,51 +169,25 @@ def values_of(row: Row) -> dict[str, Any]:
 def print_table(run_dirs: Iterable[Path], sort: str | None = None) -> None:
     """Print a table with a row per run, of which one without a summary is shown as far as its log goes."""
     rows, notes = _read(run_dirs, sort)
-    known = common_facts(rows)
-    facts = [name for name in _COLUMNS if name not in known]
+    common = common_facts(rows)
+    facts = [name for name in _COLUMNS if name not in common]
     columns = sorted(_columns(rows), key=lambda name: sort is None or name != _column_of(sort))
-    table = [[RUN, *columns, *facts]]
+    table = [["run", *columns, *facts]]
     for row in rows:
         values = values_of(row)
         numbers = [number_text(values.get(name), _FORMS.get(name, ".4f")) for name in columns]
         table.append([row.name, *numbers, *(row.facts.get(fact, "") for fact in facts)])
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     table.insert(1, ["-" * width for width in widths])
-    for cells in table:
-        padded = [
-            f"{cell:>{width}}" if 0 < place <= len(columns) else f"{cell:<{width}}"
-            for place, (cell, width) in enumerate(zip(cells, widths, strict=True))
-        ]
+    for first, *cells in table:
+        padded = [f"{first:<{widths[0]}}"]
+        for place, (cell, width) in enumerate(zip(cells, widths[1:], strict=True)):
+            padded.append(f"{cell:>{width}}" if place < len(columns) else f"{cell:<{width}}")
         print("  ".join(padded).rstrip())
-    if common := ", ".join(f"{name} {value}" for name, value in known.items() if value):
-        print(f"{'in all runs: ' if len(rows) > 1 else ''}{common}")
-    for line in [*_differences(rows, known), *notes]:
+    if known := ", ".join(f"{name} {value}" for name, value in common.items() if value):
+        print(f"{'in all runs: ' if len(rows) > 1 else ''}{known}")
+    for line in [*_differences(rows, common), *notes]:
         print(line)
-
-
-def print_csv(run_dirs: Iterable[Path], sort: str | None = None) -> None:
-    """Print comma-separated values, as ``print_table``: numbers as they are, and the fields that differ."""
-    rows, notes = _read(run_dirs, sort)
-    metrics, trained = metric_names(rows), metric_names(rows, is_trained_only=True)
-    fields = differing_fields(rows)
-    writer = csv.writer(sys.stdout, lineterminator="\n")
-    head = ["run", "path", *(fact.replace(" ", "_") for fact in FACTS), _SECONDS, "samples_per_second"]
-    head += [f"{kind}.{name}" for name in metrics for kind in ("last", "best", "best_step")]
-    head += [f"train.{name}" for name in trained] + [f"config.{name}" for name in fields]
-    writer.writerow(map(_cell, head))
-    for row in rows:
-        cells: list[Any] = [row.name, row.path]
-        cells += [_without_commas(row.facts.get(fact, "")) for fact in FACTS]
-        cells += [row.seconds, row.samples_per_second]
-        for name in metrics:
-            best = row.best.get(name)
-            last = None if row.is_trained_only else row.last.get(name)
-            cells += [last, best and best.value, best and best.step]
-        cells += [row.last.get(name) if row.is_trained_only else None for name in trained]
-        cells += [row.config.get(name) for name in fields]
-        writer.writerow(map(_cell, cells))
-    for line in notes:
-        print(line, file=sys.stderr)
 
 
 def _read(run_dirs: Iterable[Path], sort: str | None) -> tuple[list[Row], list[str]]:
@@ -258,7 +228,7 @@ def _differences(rows: Sequence[Row], common: Mapping[str, str]) -> list[str]:
 
 def _column_of(sort: str) -> str:
     """Return the column that ``--sort`` names, without ":min" or ":max"."""
-    return sort[:-4] if sort.endswith((":min", ":max")) else sort
+    return sort.removesuffix(":min").removesuffix(":max")
 
 
 def _sorted(rows: Sequence[Row], sort: str) -> list[Row]:
@@ -276,29 +246,10 @@ def _sorted(rows: Sequence[Row], sort: str) -> list[Row]:
         goals: Mapping[str, Any] = next((row.config for row in rows if row.config), {})
         highest = goal_of(goals, column.removeprefix(_BEST).removeprefix(_TRAINING)).highest
 
-    def key(row: Row) -> tuple[bool, float]:
-        value = values_of(row).get(column)
-        found = None if value is None else number(value)
+    def key(row: Row) -> float:
+        found = number(values_of(row).get(column))  # NaN for None
         if found is None or not math.isfinite(found):
-            return True, 0.0
-        return False, -found if highest else found
+            return math.inf
+        return -found if highest else found
 
     return sorted(rows, key=key)
-
-
-def _without_commas(text: str) -> str:
-    """Return a whole number without the commas between its digits; other text as it is."""
-    digits = text.replace(",", "")
-    return digits if digits.isdecimal() else text
-
-
-def _cell(value: Any) -> Any:
-    """Return a value for a CSV file: text that a spreadsheet would take for a formula has a ' before it."""
-    if value is None or (isinstance(value, int | float) and not isinstance(value, bool)):
-        return value
-    text = plain(str(value))
-    try:
-        float(text)
-    except ValueError:
-        return f"'{text}" if text.startswith(("=", "+", "-", "@")) else text
-    return text

@@ -6,7 +6,6 @@ what could not be written is written with the next record.
 
 import math
 import threading
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -51,7 +50,6 @@ class RunReport(Report):
         self._console = Console(console)
         super().__init__(context, callbacks, (self._console, *reporters))
         self._config, run_dir = context.config, context.run_dir
-        self._name = run_dir.resolve().name
         self.folder: RunFolder = RunFolder(run_dir, lost_lease, lost_lock)
         self._metrics = AppendFile(run_dir / METRICS_FILE, may_write=self.folder.may_write)
         self._events = event_file.EventFile(run_dir, resumed_step, self.folder.may_write)
@@ -62,21 +60,12 @@ class RunReport(Report):
     def on_start(self, steps: int, done: int, seconds_before: float = 0.0) -> None:
         """Start the clock, call the callbacks' ``on_start``, write the config for TensorBoard."""
         super().on_start(steps, done, seconds_before)
-        config = self._config
-        if "tensorboard" in config.track:
-            values = config.model_dump(mode="json", exclude={"run_dir", "resume"})
-            text = f"```yaml\n{config.to_yaml()}```"
-            for summary in (
-                event_file.session_start(values, self._name, time.time()),
-                event_file.text_summary("config", text),
-            ):
-                self._check(self._events.path, self._events.add_summary(summary, done))
+        if "tensorboard" in self._config.track:
+            text = event_file.text_summary("config", f"```yaml\n{self._config.to_yaml()}```")
+            self._check(self._events.path, self._events.add_summary(text, done))
 
     def on_end(self, summary: Summary) -> None:
         """Report how training ended."""
-        if "tensorboard" in self._config.track and summary.status == "completed":
-            end = event_file.session_end(time.time())
-            self._check(self._events.path, self._events.add_summary(end, summary.steps))
         if not self._dispatcher.has_ended:
             self.write_summary(summary)
         super().on_end(summary)
