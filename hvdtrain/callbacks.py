@@ -218,19 +218,14 @@ class Callback:
 
     Unless ``every_rank`` is True, only rank 0 calls the hooks, and no hook may call a collective: the other
     workers would not take part, and all would wait for ever. With ``every_rank = True`` every worker calls
-    them at the same steps, and hooks other than ``on_checkpoint`` and ``on_end`` may call collectives; with
-    collectives, leave ``errors_end_job`` True, so that no worker waits for one whose hook has failed.
+    them at the same steps, and hooks other than ``on_checkpoint`` and ``on_end`` may call collectives. An
+    exception in a hook ends the job, with the exit code of an error in the task's own code.
 
     Attributes:
         every_rank: whether every worker calls the hooks, each on its own object; otherwise rank 0 alone.
-        errors_end_job: whether an exception in a hook ends the job, with the exit code of an error in the
-            task's own code. If False, the exception is noted once, with the names of the callback and the
-            hook, and that hook of that callback is not called again. After an exception in ``on_start`` no
-            hook of that callback is called.
     """
 
     every_rank = False
-    errors_end_job = True
 
     def on_start(self, context: RunContext) -> None:
         """Called once, before the first step of this process. The model has its weights.
@@ -368,7 +363,7 @@ def _check(callback: Any) -> None:
     """Check that an object can be called as a callback.
 
     Raises:
-        TaskError: If it is a class, has none of the hooks, or a method whose name is almost that of a hook.
+        TaskError: If it is a class, has none of the hooks, or has a name that means nothing here.
     """
     if inspect.isclass(callback):
         name = callback.__name__
@@ -378,6 +373,11 @@ def _check(callback: Any) -> None:
             f"callback {name_of(callback)} has none of the methods that are called",
             f"They are {', '.join(HOOKS)}; `hvdtrain docs callbacks` describes them, and what stands for the "
             "callbacks of Keras.",
+        )
+    if hasattr(callback, "errors_end_job"):
+        raise TaskError(
+            f"callback {name_of(callback)} has errors_end_job, which has left: any exception ends the job",
+            "Catch in the method what must not end it.",
         )
     for name in dir(callback):
         close = difflib.get_close_matches(name, HOOKS, n=1, cutoff=0.8)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from hvdtrain.backends.base import PendingMetrics
 from hvdtrain.backends.step_metrics import StepMetrics
+from hvdtrain.early_stopping import BAD_SAMPLES
 from hvdtrain.workers.stragglers import BusyTimes
 from hvdtrain.workers.wire_types import travels
 
@@ -110,6 +111,10 @@ class Window:
         """Return the mean of every value over what counts in the window; NaN if nothing does."""
         weights = {name: self.weights.get(name, self.weight) for name in self.sums}
         return {name: self.sums[name] / weight if weight else math.nan for name, weight in weights.items()}
+
+    def skipped(self) -> dict[str, float]:
+        """Return how many samples were skipped, as it is logged; nothing if none were."""
+        return {BAD_SAMPLES: self.bad_samples} if self.bad_samples else {}
 
     @property
     def seconds(self) -> float:

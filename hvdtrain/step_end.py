@@ -4,7 +4,7 @@ import time
 
 from hvdtrain.backends.step_metrics import NO_FLAGS, StepStatistics, encode_signals
 from hvdtrain.backends.trained_set import follow_trained
-from hvdtrain.callbacks import SHOULD_STOP, Callback, name_of
+from hvdtrain.callbacks import SHOULD_STOP, name_of
 from hvdtrain.checkpoints.digest import digest_of
 from hvdtrain.data.eval_sets import metric_prefixes, set_words
 from hvdtrain.early_stopping import MetricGoal
@@ -75,10 +75,10 @@ def _evaluate_deferring(session: Session, plan: TrainingPlan, learning_rate: flo
                     total.weight, total.ended_seconds = total.weight + window.weight, window.ended_seconds
                     total.bad_samples += window.bad_samples
                 state.last_eval, state.last_eval_step = means, state.progress.step
-                step, measured = session.step_info(learning_rate), session.services.hooks.values()
-                speed, bad = total.samples_per_second(), total.bad_samples
+                step, more = session.step_info(learning_rate), session.services.hooks.values()
+                more |= total.skipped()
                 with session.defer_peer_loss():
-                    session.services.report.on_evaluation(step, means, speed, bad, measured=measured)
+                    session.services.report.on_evaluation(step, means, total.samples_per_second(), more)
     except PeerLostError:
         session.data.skipped.count = skipped  # the evaluation is done again
         raise
@@ -216,13 +216,7 @@ def _why_stopped(session: Session) -> str:
             raise
         except BaseException as error:
             problem = f"callback {name_of(callback)} failed in {SHOULD_STOP}: {where_raised(error)}"
-            if getattr(callback, "errors_end_job", True) or not isinstance(error, Exception):
-                raise WorkerFailure(problem) from error
-            session.services.report.note(f"{problem}; it is not called again")
-            # one that stops nothing takes its place: the other workers still wait for an answer
-            session.services.stoppers = [
-                Callback() if one is callback else one for one in session.services.stoppers
-            ]
+            raise WorkerFailure(problem) from error
     return ""
 
 

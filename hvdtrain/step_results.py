@@ -130,12 +130,10 @@ class StepResults:
         speed = window.samples_per_second()
         session.services.speeds.append(speed)
         self._report_small_weights()
-        data_wait, busy = window.data_wait_fraction(step.workers), window.busy.values(window.seconds)
-        bad_samples, measured = window.bad_samples, session.services.hooks.values()
+        more = {"data_wait_fraction": round(window.data_wait_fraction(step.workers), 6)}
+        more |= {**window.busy.values(window.seconds), **session.services.hooks.values()}
         with session.defer_peer_loss():
-            session.services.report.on_window(
-                step, window.means(), speed, data_wait, busy, bad_samples=bad_samples, measured=measured
-            )
+            session.services.report.on_window(step, window.means(), speed, more | window.skipped())
         if text := self._stragglers.take(window.busy, window.seconds):
             session.services.report.note(f"{text} (step {step.step:,})")
         session.state.window = Window(started_seconds=step.clock_seconds)

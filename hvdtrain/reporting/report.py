@@ -12,8 +12,7 @@ from typing import Any
 
 from hvdtrain.backends.step_metrics import StepMetrics
 from hvdtrain.backends.workers import peer_errors
-from hvdtrain.callbacks import CALLBACK, EVAL, EVENT, HOOKS, TRAIN, RunContext, Summary, hook_of, name_of
-from hvdtrain.early_stopping import BAD_SAMPLES
+from hvdtrain.callbacks import CALLBACK, EVAL, EVENT, TRAIN, RunContext, Summary, hook_of, name_of
 from hvdtrain.errors import ENDINGS, HvdtrainError, PeerLostError, WorkerFailure
 from hvdtrain.host.launcher import is_muted
 from hvdtrain.metrics import StepInfo
@@ -84,54 +83,42 @@ METRICS_FILE, SUMMARY_FILE, PROVENANCE_FILE = "metrics.jsonl", "summary.json", "
 
 
 class Dispatcher:
-    """Calls the hooks of callbacks in the order of their list."""
+    """Calls the hooks of callbacks in the order of their list, of built-in ones first."""
 
     def __init__(
-        self, callbacks: Sequence[Any], note: Callable[[str], None], started: Sequence[Any] = ()
+        self, callbacks: Sequence[Any], note: Callable[[str], None], built_in: Sequence[Any] = ()
     ) -> None:
         self._note = note
-        self._callbacks = list(callbacks)
-        self._built_in = {id(callback) for callback in started}
-        self._hooks: dict[str, list[tuple[Any, Callable[..., None]]]] = {hook: [] for hook in HOOKS}
-        self._called: dict[int, set[str]] = {}  # by callback that was started, its hooks that are called
-        for callback in started:
-            self._add_hooks(callback)
+        self._built_in = built_in
+        self._waiting = list(callbacks)  # those that are not started
+        self._called = list(built_in)  # those whose hooks are called
+        self._known = set[int]()  # of those that wait, the ids of those whose ``on_start`` was called before
         self.has_ended = False
 
     def go_on_from(self, other: "Dispatcher") -> None:
-        """Do not start callbacks that another dispatcher has started, nor call hooks that it gave up."""
-        self._called = {
-            known: set() if other.has_ended else set(hooks) for known, hooks in other._called.items()
-        }
+        """Do not start callbacks that another dispatcher has started; if it has ended, call none of them."""
+        self._known = other._known | set(map(id, other._called))
+        if other.has_ended:
+            self._waiting = [callback for callback in self._waiting if id(callback) not in self._known]
 
     def start(self, context: RunContext) -> None:
         """Call ``on_start``; the other hooks of a callback are called from then on."""
-        self.call("on_start", context)
-        while self._callbacks:
-            callback = self._callbacks[0]
-            method = hook_of(callback, "on_start")
-            is_known = id(callback) in self._called
-            if method is None or is_known or self._succeeds(callback, "on_start", method, context):
-                self._add_hooks(callback)
-            else:
-                self._called[id(callback)] = set()
+        for callback in self._built_in:
+            self._call(callback, "on_start", context)
+        while self._waiting:
+            if id(self._waiting[0]) not in self._known:
+                self._call(self._waiting[0], "on_start", context)
             # not before: a collective in its on_start may fail, and it is called again
-            del self._callbacks[0]
+            self._called.append(self._waiting.pop(0))
 
     def call(self, hook: str, *args: Any) -> None:
         """Call a hook of every callback that has it; nothing after ``end``."""
-        if self.has_ended or not self._hooks[hook]:
-            return
         lost: PeerLostError | None = None
-        kept = []
-        for callback, method in self._hooks[hook]:
+        for callback in () if self.has_ended else self._called:
             try:
-                if self._succeeds(callback, hook, method, *args):
-                    kept.append((callback, method))
+                self._call(callback, hook, *args)
             except PeerLostError as error:
                 lost = lost or error
-                kept.append((callback, method))
-        self._hooks[hook] = kept
         if lost is not None:
             raise lost
 
@@ -141,9 +128,9 @@ class Dispatcher:
             return
         self.has_ended = True
         failures = []
-        for callback, method in self._hooks["on_end"]:
+        for callback in self._called:
             try:
-                self._succeeds(callback, "on_end", method, summary)
+                self._call(callback, "on_end", summary)
             except HvdtrainError as error:
                 failures.append(error)
         if failures and summary.status == "completed":
@@ -151,15 +138,9 @@ class Dispatcher:
         for failure in failures:
             self._note(failure.problem)
 
-    def _add_hooks(self, callback: Any) -> None:
-        called = self._called.setdefault(id(callback), set(HOOKS))
-        for hook in HOOKS:
-            is_over = hook == "on_start" and id(callback) not in self._built_in
-            if hook in called and not is_over and (method := hook_of(callback, hook)) is not None:
-                self._hooks[hook].append((callback, method))
-
-    def _succeeds(self, callback: Any, hook: str, method: Callable[..., None], *args: Any) -> bool:
-        """Call a hook; return False if it failed and the job continues."""
+    def _call(self, callback: Any, hook: str, *args: Any) -> None:
+        if (method := hook_of(callback, hook)) is None:
+            return
         try:
             with self._activity(callback, hook), peer_errors():
                 method(*args)
@@ -167,18 +148,11 @@ class Dispatcher:
             raise
         except BaseException as error:
             problem = f"callback {name_of(callback)} failed in {hook}: {where_raised(error)}"
-            if getattr(callback, "errors_end_job", True) or not isinstance(error, Exception):
-                raise WorkerFailure(problem) from error
-            otherwise = f"its {hook} is not called again"
-            ends = {"on_end": "training was over", "on_start": "the callback is not called again"}
-            self._note(f"{problem}; {ends.get(hook, otherwise)}")
-            self._called.get(id(callback), set()).discard(hook)
-            return False
-        return True
+            raise WorkerFailure(problem) from error
 
     def _activity(self, callback: Any, hook: str) -> AbstractContextManager[None]:
         """Return a context that reports to the watch a user's callback, which may take long."""
-        if id(callback) in self._built_in or not ACTIVITY.is_of_this_thread:
+        if any(callback is one for one in self._built_in) or not ACTIVITY.is_of_this_thread:
             return nullcontext()
         step = ACTIVITY.current.step
         return ACTIVITY.during(f"in {hook} of {name_of(callback)}" + (" after step" if step else ""), step)
@@ -231,23 +205,11 @@ class Report:
         step: StepInfo,
         means: Mapping[str, float],
         samples_per_second: float,
-        data_wait_fraction: float = 0.0,
-        busy: Mapping[str, float] = MappingProxyType({}),
-        *,
-        bad_samples: int = 0,
-        measured: Mapping[str, float] = MappingProxyType({}),
+        more: Mapping[str, float] = MappingProxyType({}),
     ) -> None:
-        """Report a logged window of training, whose last step is given."""
-        values = {
-            **means,
-            "learning_rate": step.learning_rate,
-            "samples_per_second": samples_per_second,
-            "data_wait_fraction": round(data_wait_fraction, 6),
-            **busy,
-            **measured,
-            **({BAD_SAMPLES: bad_samples} if bad_samples else {}),
-        }
-        self._keep(TRAIN, step, values)
+        """Report a logged window of training, whose last step is given, with ``more`` that was measured."""
+        rates = {"learning_rate": step.learning_rate, "samples_per_second": samples_per_second}
+        self._keep(TRAIN, step, values := {**means, **rates, **more})
         self._dispatcher.call("on_window", step, values)
 
     def on_evaluation(
@@ -255,19 +217,11 @@ class Report:
         step: StepInfo,
         means: Mapping[str, float],
         samples_per_second: float,
-        bad_samples: int = 0,
-        *,
-        measured: Mapping[str, float] = MappingProxyType({}),
+        more: Mapping[str, float] = MappingProxyType({}),
     ) -> None:
         """Report an evaluation after a step; see ``on_window``."""
-        values = {
-            **means,
-            "learning_rate": step.learning_rate,
-            "samples_per_second": samples_per_second,
-            **measured,
-            **({BAD_SAMPLES: bad_samples} if bad_samples else {}),
-        }
-        self._keep(EVAL, step, values)
+        rates = {"learning_rate": step.learning_rate, "samples_per_second": samples_per_second}
+        self._keep(EVAL, step, values := {**means, **rates, **more})
         self._dispatcher.call("on_evaluation", step, values)
 
     def on_checkpoint(self, step: int, path: Path) -> None:

@@ -5,7 +5,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import fields
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -283,6 +283,9 @@ class FakeLocalBackend(FakeBackend):
         return self._pending("train", StepMetrics.from_vector(["loss"], vector, weight, names))
 
 
+BUSY = ("slowest_rank", "wait_fraction")
+
+
 class FakeReport(Report):
     """A report that remembers what it was told."""
 
@@ -305,18 +308,16 @@ class FakeReport(Report):
     def on_step(self, step, metrics) -> None:
         self.steps.append(step.step)
 
-    def on_window(
-        self, step, means, samples_per_second, data_wait_fraction=0.0, busy=(), *, bad_samples=0, measured=()
-    ) -> None:
+    def on_window(self, step, means, samples_per_second, more=MappingProxyType({})) -> None:
         self.windows.append((step.step, dict(means)))
-        self.bad_samples.append(("train", step.step, bad_samples))
-        self.busy.append(dict(busy))
-        self.memory.append(dict(measured))
+        self.bad_samples.append(("train", step.step, more.get("bad_samples", 0)))
+        self.busy.append({name: value for name, value in more.items() if name in BUSY})
+        self.memory.append({name: value for name, value in more.items() if "memory" in name})
 
-    def on_evaluation(self, step, means, samples_per_second, bad_samples=0, *, measured=()) -> None:
+    def on_evaluation(self, step, means, samples_per_second, more=MappingProxyType({})) -> None:
         self.evaluations.append((step.step, dict(means)))
-        self.memory.append(dict(measured))
-        self.bad_samples.append(("eval", step.step, bad_samples))
+        self.memory.append({name: value for name, value in more.items() if "memory" in name})
+        self.bad_samples.append(("eval", step.step, more.get("bad_samples", 0)))
 
     def on_checkpoint(self, step, path) -> None:
         self.checkpoints.append((step, path))

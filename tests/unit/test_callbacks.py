@@ -38,8 +38,8 @@ class Notebook:
 class Failing(Callback):
     """A callback that fails in one hook, and remembers the hooks that were called."""
 
-    def __init__(self, hook: str, error: Exception | None = None, errors_end_job: bool = True) -> None:
-        self.hook, self.error, self.errors_end_job = hook, error or ValueError("boom"), errors_end_job
+    def __init__(self, hook: str, error: Exception | None = None) -> None:
+        self.hook, self.error = hook, error or ValueError("boom")
         self.called: list[str] = []
 
     def _call(self, hook: str) -> None:
@@ -64,7 +64,7 @@ def told_everything(report, end: bool = True) -> None:
     """Tell a report of a short run."""
     report.on_start(20, 4)
     report.on_step(step_info(5), METRICS)
-    report.on_window(step_info(5), MEANS, 2000.0, 0.25)
+    report.on_window(step_info(5), MEANS, 2000.0, {"data_wait_fraction": 0.25})
     report.on_evaluation(step_info(5), MEANS, 2000.0)
     report.on_checkpoint(5, Path("step-00000005"))
     report.on_workers_changed(0, 3)
@@ -185,17 +185,9 @@ def test_a_callback_that_failed_is_told_of_the_end(watched):
     assert notebook.hooks == ["on_start", "on_step", "on_window", "on_end"]
 
 
-def test_an_exception_that_does_not_end_the_job_is_noted_once(watched):
-    failing = Failing("on_evaluation", errors_end_job=False)
-    shown = watched(failing)
-    told_everything(shown.report, end=False)
-    shown.report.on_evaluation(step_info(9), MEANS, 2000.0)
-    shown.report.on_end(summary())
-    (note,) = notes(shown)
-    assert note.startswith(f"note: callback Failing failed in on_evaluation: {__file__}, line ")
-    said = " ".join(" ".join(shown.lines).split())  # long notes are wrapped
-    assert said.count(": ValueError: boom; its on_evaluation is not called again") == 1
-    assert failing.called == ["on_start", "on_evaluation", "on_checkpoint", "on_end"]
+def test_a_callback_whose_errors_should_not_end_the_job_is_refused():
+    with pytest.raises(TaskError, match="errors_end_job, which has left"):
+        find_callbacks(object(), "my.py:Task", [SimpleNamespace(on_step=print, errors_end_job=False)])
 
 
 @pytest.mark.parametrize(

@@ -73,8 +73,8 @@ def test_training_ends_after_the_evaluation_that_ends_patience_and_is_saved(
 class StopsAt:
     """A callback that ends training at a step, and remembers when it was asked."""
 
-    def __init__(self, at: int, error: Exception | None = None, errors_end_job: bool = True) -> None:
-        self.at, self.error, self.errors_end_job, self.asked = at, error, errors_end_job, list[int]()
+    def __init__(self, at: int, error: Exception | None = None) -> None:
+        self.at, self.error, self.asked = at, error, list[int]()
 
     def should_stop(self, step, metrics) -> str:
         assert metrics["loss"] == 0.5

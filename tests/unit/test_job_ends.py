@@ -103,11 +103,11 @@ def test_a_task_that_leaves_before_training_is_a_mistake_in_the_task(train, meth
 
 @pytest.mark.parametrize("raised", [SystemExit(0), _Own("mine")], ids=["SystemExit", "own"])
 @pytest.mark.parametrize("hook", ["on_start", "on_step", "on_window", "on_evaluation", "on_end"])
-def test_a_callback_that_leaves_ends_the_job_even_if_its_errors_do_not(train, hook, raised):
+def test_a_callback_that_leaves_ends_the_job(train, hook, raised):
     def leave(*_):
         raise raised
 
-    callback = SimpleNamespace(**{hook: leave}, errors_end_job=False)
+    callback = SimpleNamespace(**{hook: leave})
     with pytest.raises(WorkerFailure, match=rf"failed in {hook}: .*{type(raised).__name__}: "):
         train(callbacks=[callback], steps=2, log_every=1)
 

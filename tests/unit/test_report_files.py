@@ -32,7 +32,6 @@ def test_a_logged_window_has_the_fields_of_the_contract(plain, tmp_path, clock):
             "accuracy": 0.75,
             "learning_rate": 0.03125,
             "samples_per_second": 2000.0,
-            "data_wait_fraction": 0.0,
             "workers": 2,
             "seconds": 1.5,
         }
@@ -110,7 +109,6 @@ def test_tensorboard_reads_the_events(plain, tmp_path, events):
         "train/accuracy": [(3, 0.75), (4, 0.75)],
         "train/learning_rate": [(3, 0.03125), (4, 0.03125)],
         "train/samples_per_second": [(3, 2000.0), (4, 2000.0)],
-        "train/data_wait_fraction": [(3, 0.0), (4, 0.0)],
         "eval/loss": [(3, 0.5)],
         "eval/accuracy": [(3, 0.75)],
         "eval/learning_rate": [(3, 0.03125)],
