@@ -190,10 +190,9 @@ class RunContext:
         steps_done: steps that were done before this process started; 0 unless it resumed.
         note: shows a line of text to the user; on other ranks than 0 it does nothing.
         log: ``log(step, values)`` writes numbers, texts and images by name at a step (a StepInfo) to
-            ``metrics.jsonl``, with the phase "callback", and to TensorBoard; trackers are sent the numbers.
-            On other ranks than 0 it does nothing. An image is an array of uint8, or of floats from 0 to 1,
-            with the shape (height, width) or (height, width, channels); it is a PNG file in ``images`` of the
-            run directory.
+            ``metrics.jsonl``, with the phase "callback", to TensorBoard and to trackers; on other ranks than
+            0 it does nothing. An image is an array of uint8, or of floats from 0 to 1, with the shape
+            (height, width) or (height, width, channels); it is a PNG file in ``images`` of the run directory.
         seconds: returns the seconds spent training so far.
     """
 

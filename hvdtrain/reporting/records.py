@@ -16,7 +16,7 @@ from hvdtrain.callbacks import CALLBACK, EVENT
 from hvdtrain.early_stopping import LINE_FIELDS
 from hvdtrain.metrics import StepInfo
 from hvdtrain.reporting.jsonl import lines_of, to_json, write_parts
-from hvdtrain.storage.files import open_regular, parse_line
+from hvdtrain.storage.files import NotAFileError, check_link, open_regular, parse_line
 from hvdtrain.storage.text import counted
 
 TAIL = 256  # records that are kept of a log
@@ -129,6 +129,8 @@ def record_of(phase: str, step: StepInfo, values: Mapping[str, Any], seconds: fl
 
 IMAGES = "images"  # folder of a run directory
 _FILE_NAME = re.compile(r"[\w.-]{1,100}", re.ASCII)
+_IMAGE = re.compile(rf"{IMAGES}/step-\d{{8,}}-{_FILE_NAME.pattern}\.png", re.ASCII)
+_PNG_BEGIN = b"\x89PNG\r\n\x1a\n"
 
 
 def logged_values(step: int, values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, bytes]]:
@@ -165,6 +167,18 @@ def _png(name: str, pixels: np.ndarray[Any, Any]) -> bytes:
     file = io.BytesIO()
     Image.fromarray(pixels.squeeze(2) if pixels.shape[2:] == (1,) else pixels).save(file, "PNG")
     return file.getvalue()
+
+
+def stored_image(run_dir: Path, place: str) -> Path:
+    """Return the file of an image that a line names; OSError if it is not one in the run directory."""
+    path = run_dir / place
+    if not _IMAGE.fullmatch(place):
+        raise NotAFileError("no image has this name")
+    check_link(path.parent, run_dir)
+    with open_regular(path, follow=False) as file:
+        if file.read(len(_PNG_BEGIN)) != _PNG_BEGIN:
+            raise NotAFileError("it is not a PNG file")
+    return path
 
 
 def line_of(record: Mapping[str, Any]) -> bytes:

@@ -8,15 +8,20 @@ import posixpath
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from html import escape
 from importlib.util import find_spec
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from hvdtrain.callbacks import EVENT
+from hvdtrain.callbacks import CALLBACK, EVENT
 from hvdtrain.early_stopping import LINE_FIELDS
 from hvdtrain.errors import EXIT_DONE, EXIT_ENVIRONMENT, EXIT_TRAINING, EnvironmentFault
 from hvdtrain.reporting.jsonl import flattened
+from hvdtrain.reporting.records import IMAGES, stored_image
 from hvdtrain.reporting.stored_runs import COMPLETED, FAILED, UNSAVED
+from hvdtrain.storage.text import printable
 from hvdtrain.storage.urls import shown
 
 
@@ -44,27 +49,33 @@ class Row(NamedTuple):
     step: int  # the last step before it
     seconds: float  # when it was written, since the epoch of the system's clock
     values: Mapping[str, float]
+    texts: Mapping[str, str] = MappingProxyType({})  # of a callback, by such names
+    images: Mapping[str, str] = MappingProxyType({})  # likewise; places of files in the run directory
 
 
 def row_of(line: bytes, began_seconds: float) -> Row | None:
-    """Return the numbers of a line of metrics.jsonl; None if it holds no record."""
+    """Return a line of metrics.jsonl as trackers are sent it; None if it holds no record."""
     try:
         record = json.loads(line)
         step, phase = record["step"], str(record["phase"])
         seconds = float(record.get("seconds") or 0.0)
         left_out = LINE_FIELDS - {"workers"} | {"generation"} if phase == EVENT else LINE_FIELDS
         found = {f"{phase}/{name}": value for name, value in record.items() if name not in left_out}
-        found |= {name: record[name] for name in ("samples", "epoch") if name in record}
+        numbers = found | {name: record[name] for name in ("samples", "epoch") if name in record}
         values = {
             name: math.nan if value is None else float(value)
-            for name, value in found.items()
-            if value is None or type(value) in (int, float)
+            for name, value in numbers.items()
+            if value is None or (isinstance(value, int | float) and not isinstance(value, bool))
         }
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         return None
     if not isinstance(step, int) or not 0 <= step < 2**63 or not math.isfinite(seconds):
         return None
-    return Row(step, began_seconds + seconds, values)
+    logged = list(found.items()) if phase == CALLBACK else []
+    texts = {name: text.encode(errors="replace").decode() for name, text in logged if isinstance(text, str)}
+    places = {name: value.get("image") for name, value in logged if isinstance(value, dict)}
+    images = {name: place for name, place in places.items() if isinstance(place, str)}
+    return Row(step, began_seconds + seconds, values, texts, images)
 
 
 _ADDRESS = re.compile(r"(?<=://)\S+")
@@ -83,7 +94,7 @@ def _public(address: str) -> str:
 _STATUS = {COMPLETED: "FINISHED", FAILED: "FAILED", UNSAVED: "FAILED"}  # any other end is KILLED
 _ID_TAG = "hvdtrain.id"
 _MOST = {"metrics": 1000, "params": 100, "tags": 100}  # in one request
-_LONGEST_NAME, _LONGEST_TEXT, _LONGEST_REASON = 250, 4000, 200  # characters
+_LONGEST_NAME, _LONGEST_FILE, _LONGEST_TEXT, _LONGEST_REASON = 250, 100, 4000, 200  # characters
 _NOT_ALLOWED = re.compile(r"[^\w\-. :/]")
 _DATABASES = ("sqlite", "postgresql", "mysql", "mssql")
 # the library's own: how long and how often it calls a server that does not answer, what it prints and reports
@@ -95,14 +106,30 @@ _SETTINGS = {
 }
 
 
-class MlflowTracker:
+class _Tracker:
+    """What trackers have in common."""
+
+    def __init__(self, note: Callable[[str], None]) -> None:
+        self._note, self._refused = note, set[str]()
+        self._folder = Path()  # the run directory
+
+    def _leave_out(self, file: str, error: Exception) -> None:
+        """Note the first text or image that is not sent."""
+        if "files" not in self._refused:
+            self._refused.add("files")
+            reason = without_password(" ".join(str(error).split()))[:_LONGEST_REASON]
+            name = printable(file[:_LONGEST_REASON], lines=False)
+            self._note(f"{name} is left out, and other texts and images may be: {reason}")
+
+
+class MlflowTracker(_Tracker):
     """Sends a run to the server or the store that MLFLOW_TRACKING_URI names.
 
     The library's asynchronous logging is not used: it drops what a server that is away for a while is sent.
     """
 
     def __init__(self, note: Callable[[str], None]) -> None:
-        self._note, self._refused = note, set[str]()
+        super().__init__(note)
         uri = os.environ.get("MLFLOW_TRACKING_URI", "")
         if not uri:  # the library would make a database in the working directory
             raise EnvironmentFault("MLFLOW_TRACKING_URI is not set", "Set it to the server to send to.")
@@ -128,7 +155,7 @@ class MlflowTracker:
             run_name=os.environ.get("MLFLOW_RUN_NAME") or run.folder.resolve().name,
             tags={_ID_TAG: run.id, "mlflow.source.name": str(run.config.get("task", ""))},
         )
-        self._run = one.info.run_id
+        self._run, self._folder = one.info.run_id, run.folder
         if one.info.status != "RUNNING":
             self._client.update_run(self._run, status="RUNNING")
         texts = {mlflow_name(name): _text(value) for name, value in flattened(run.config)}
@@ -154,6 +181,13 @@ class MlflowTracker:
             for name, value in row.values.items()
         ]
         self._log("metrics", metrics)
+        for row in rows:
+            for name, text in row.texts.items():
+                plain = re.sub(r"[^\w.-]", "_", own := name.partition("/")[2], flags=re.ASCII)
+                file = f"texts/step-{row.step:08d}-{_distinct(own, plain, _LONGEST_FILE)}.txt"
+                self._send_file(file, partial(self._client.log_text, self._run, text, file))
+            for place in row.images.values():
+                self._send_file(place, partial(self._send_image, place))
 
     def checkpoint(self, folder: Path) -> None:
         """Send a checkpoint's files."""
@@ -164,6 +198,17 @@ class MlflowTracker:
         if status:
             self._tag({"hvdtrain.status": status, **({"hvdtrain.error": error} if error else {})})
             self._client.set_terminated(self._run, status=_STATUS.get(status, "KILLED"))
+
+    def _send_image(self, place: str) -> None:
+        self._client.log_artifact(self._run, str(stored_image(self._folder, place)), IMAGES)
+
+    def _send_file(self, file: str, send: Callable[[], None]) -> None:
+        """Send a file; one that is not there, or that the server's store refuses, is left out."""
+        try:
+            send()
+        except Exception as error:
+            self._client.get_run(self._run)  # if the server does not answer, all is sent again later
+            self._leave_out(file, error)
 
     def _experiment(self) -> str:
         """Return the id of the experiment that the library's environment variables name."""
@@ -199,12 +244,17 @@ class MlflowTracker:
 
 
 def mlflow_name(name: str) -> str:
-    """Return a name as MLflow takes it; one that it does not take ends with a hash: no two are the same."""
+    """Return a name as MLflow takes it; one that it does not take ends with a hash of the original."""
     path = posixpath.normpath("/" + _NOT_ALLOWED.sub("_", name)).lstrip("/")
-    if path == name and len(name) <= _LONGEST_NAME:
+    return _distinct(name, path, _LONGEST_NAME)
+
+
+def _distinct(name: str, plain: str, longest: int) -> str:
+    """Return a name if it is plain, otherwise the plain form of it with a hash: no two are the same."""
+    if plain == name and len(name) <= longest:
         return name
     end = "_" + hashlib.sha256(name.encode(errors="replace")).hexdigest()[:8]
-    return path[: _LONGEST_NAME - len(end)].rstrip("/") + end
+    return plain[: longest - len(end)].rstrip("/") + end
 
 
 def _text(value: object) -> str:
@@ -217,14 +267,15 @@ _KILLED = 255  # any other end: what W&B's library sends after Ctrl-C; other cod
 WAIT_SECONDS = 10.0  # for its server, in init() and in finish(), which the library also calls at exit
 
 
-class WandbTracker:
+class WandbTracker(_Tracker):
     """Sends a run to the project that WANDB_PROJECT names, or to a folder with WANDB_MODE=offline."""
 
     def __init__(self, note: Callable[[str], None]) -> None:
+        super().__init__(note)
         os.environ.setdefault("WANDB_SILENT", "true")
         import wandb
 
-        self._note, self._wandb = note, wandb
+        self._wandb = wandb
         self._run: Any = None
         self._after: dict[str, int] = {}
 
@@ -251,7 +302,7 @@ class WandbTracker:
             if self._wandb.run is None:  # the task has none that this would end
                 self._wandb.teardown()
             raise
-        config = self._run.config
+        self._folder, config = run.folder, self._run.config
         self._after = {"resumed_after": run.facts["step"]} if run.resumed else {}
         self._run.define_metric("step")
         self._run.define_metric("*", step_metric="step")
@@ -267,7 +318,8 @@ class WandbTracker:
     def send(self, rows: Sequence[Row]) -> None:
         """Pass lines to the library, which writes them to its file at once."""
         for row in rows:
-            self._run.log({**row.values, **self._after, "step": row.step, "_timestamp": row.seconds})
+            values = {**row.values, **self._media(row), **self._after, "step": row.step}
+            self._run.log({**values, "_timestamp": row.seconds})
 
     def checkpoint(self, folder: Path) -> None:
         """Send a checkpoint as an artifact of the type "model"."""
@@ -285,6 +337,18 @@ class WandbTracker:
             self._run.finish(exit_code=_EXIT_CODES.get(status, _KILLED))
         except TimeoutError:
             self._note(f"its server has not taken all of this run; to send the rest: wandb sync {folder}")
+
+    def _media(self, row: Row) -> dict[str, Any]:
+        """Return the texts and images of a line; one that cannot be read is left out."""
+        media = dict[str, Any]()
+        for name, text in row.texts.items():
+            media[name] = self._wandb.Html(f"<pre>{escape(text)}</pre>", inject=False)
+        for name, place in row.images.items():
+            try:
+                media[name] = self._wandb.Image(str(stored_image(self._folder, place)))
+            except Exception as error:  # its library reads the file, which may be damaged
+                self._leave_out(place, error)
+        return media
 
     @property
     def _own_folder(self) -> Path:

@@ -8,10 +8,13 @@ import socket
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 from support import wandb_files
 from support.jobs import LIMIT_SECONDS, launcher, run, started, temporary_folder
 from support.mlflow_server import MlflowServer
+
+from hvdtrain.reporting.records import logged_values
 
 pytest.importorskip("wandb")
 mlflow = pytest.importorskip("mlflow")
@@ -161,14 +164,17 @@ def test_a_job_without_its_server_ends_well_and_its_run_is_sent_later(server, cl
 
 
 def test_an_old_run_with_odd_values_is_sent(server, client, tmp_path):
-    """What MLflow's store does not take as it is, numbers that are not finite, and names."""
+    """What MLflow's store does not take as it is, numbers that are not finite and names; texts and images."""
     folder = tmp_path / "old"
     folder.mkdir()
     (folder / "config.yaml").write_text(
         "framework: torch\ntask: digits\ntask_options: {a: {b: 1}}\nclip_norm: null\n"
     )
     values = {"phase": "callback", "samples": 4, "epoch": 0.5, "workers": 1, "seconds": 1.5}
-    media = {"said": "a é", "x": {"image": "images/step-00000002-x.png"}}
+    media, files = logged_values(2, {"said": "a é", "x": np.zeros((2, 2), np.uint8)})
+    ((place, png),) = files.items()
+    (folder / "images").mkdir()
+    (folder / place).write_bytes(png)
     lines = [{**values, "step": 1, "loss": None, "f(x), %": 2}, {**values, "step": 2, "huge": 1e300, **media}]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     os.utime(folder / "metrics.jsonl", (0, 0))  # of a run that wrote just now, its job sends the end
@@ -183,3 +189,7 @@ def test_an_old_run_with_odd_values_is_sent(server, client, tmp_path):
     (name,) = (name for name in found.data.metrics if name.startswith("callback/f_x__ __"))
     assert points(client, found.info.run_id, name) == [(1, 2.0)]
     assert points(client, found.info.run_id, "callback/huge") == [(2, 1e300)]
+    stored = server.folder / "artifacts"
+    (image,), (text,) = stored.rglob(Path(place).name), stored.rglob("step-00000002-said.txt")
+    assert (image.parent.name, text.parent.name) == ("images", "texts")
+    assert (image.read_bytes(), text.read_text()) == (png, "a é")

@@ -1,5 +1,6 @@
 """What MLflow is sent: names that it takes, and the other values if it refuses one."""
 
+import re
 from unittest.mock import Mock
 
 import pytest
@@ -116,6 +117,27 @@ def test_what_mlflow_refuses_is_left_out_and_noted_once(tracker):
     assert [metric.key for metric in tracker._client.sent["metrics"]] == ["train/loss", "train/other"] * 2
     (note,) = tracker.notes
     assert note.startswith("it refuses metric train/bad, which is left out: Invalid value")
+
+
+def test_texts_and_images_are_artifacts_and_one_that_is_not_there_is_left_out(tracker, tmp_path):
+    client = tracker._client
+    client.log_text, client.log_artifact, client.get_run = Mock(), Mock(), Mock()
+    (tmp_path / "images").mkdir()
+    (tmp_path / "images" / "step-00000007-x.png").write_bytes(b"\x89PNG\r\n\x1a\n")
+    tracker.open(TrackedRun(ID, 0.0, folder=tmp_path))
+    places = [f"images/step-0000000{number}-x.png" for number in (8, 7, 9)]
+    images = {f"callback/{number}": place for number, place in enumerate([*places, "../x.png"])}
+    row = Row(7, 0.0, {}, {"callback/said": "one", "callback/../é": "two"}, images)
+    tracker.send([row])
+    (_, text, plain), (_, _, odd) = (call.args for call in client.log_text.call_args_list)
+    assert (text, plain) == ("one", "texts/step-00000007-said.txt")
+    assert re.fullmatch(r"texts/step-00000007-\.\.___[0-9a-f]{8}\.txt", odd)
+    client.log_artifact.assert_called_once_with("run", f"{tmp_path}/images/step-00000007-x.png", "images")
+    (note,) = tracker.notes
+    assert note.startswith(f"{places[0]} is left out, and other texts and images may be: [Errno 2]")
+    client.log_text.side_effect = client.get_run.side_effect = ConnectionError("down")
+    with pytest.raises(ConnectionError):  # so that it is sent again
+        tracker.send([row])
 
 
 def test_a_refused_value_among_many_is_found_by_halves(tracker):

@@ -5,6 +5,7 @@ import threading
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 from support.watching import MEANS, run_context, step_info, summary
 
@@ -13,6 +14,7 @@ from hvdtrain.config.values import check_installed
 from hvdtrain.errors import ConfigError, EnvironmentFault, UsageError
 from hvdtrain.jobs import track
 from hvdtrain.jobs.track import agree_on_id
+from hvdtrain.reporting.records import logged_values, stored_image
 from hvdtrain.trackers import sender as sending
 from hvdtrain.trackers.sender import JobTracking, Sender, describe_error, note_start, read_tracked_run
 from hvdtrain.trackers.services import TrackedRun, WandbTracker, row_of
@@ -110,6 +112,18 @@ def test_a_line_is_numbers_by_phase():
     assert (row.step, row.seconds) == (8, 112.0)
     assert list(row.values) == ["train/loss", "train/slowest_rank", "samples", "epoch"]
     assert row.values["train/loss"] != row.values["train/loss"]  # NaN
+    assert not row.texts
+
+
+def test_a_line_with_a_number_that_is_too_large_is_left_out():
+    assert row_of(line(8, phase="callback", huge=10**400).encode(), 0.0) is None
+
+
+def test_a_line_of_a_callback_has_texts_and_images():
+    row = row_of(line(8, phase="callback", said="a\ud800", x={"image": "images/x.png"}, y={}).encode(), 0.0)
+    assert row is not None
+    assert list(row.values) == ["callback/loss", "samples", "epoch"]
+    assert (row.texts, row.images) == ({"callback/said": "a?"}, {"callback/x": "images/x.png"})
 
 
 def test_a_resumed_run_is_one_run_whose_lines_are_sent_once(run_dir, tracker):
@@ -231,6 +245,22 @@ def test_a_tracker_that_hangs_costs_nothing_but_some_seconds_at_the_end(job, run
     ]
 
 
+def test_a_tracker_that_hangs_does_not_hold_up_another_one(job, run_dir, tracker, monkeypatch):
+    tracker.waits_for.clear()
+    other = FakeTracker()
+    monkeypatch.setitem(sending.CLIENTS, "wandb", lambda note: other)
+    monkeypatch.setattr(sending, "LAST_SECONDS", 0.5)
+    tracking, notes = job("mlflow", "wandb")
+    write(run_dir, 1)
+    wait_for(lambda: other.rows)
+    write(run_dir, 2)
+    tracking.on_end(summary())
+    tracking.close()
+    assert (other.rows, other.ends) == ([(1, 0.5), (2, 0.5)], ["completed"])
+    assert notes[0] == "Weights & Biases: this run is here"
+    assert notes[1].startswith("MLflow: 2 lines of metrics.jsonl and how the run ended are not sent")
+
+
 def test_an_error_of_the_user_is_noted_and_not_tried_again(job, run_dir, monkeypatch):
     calls: list[float] = []
 
@@ -318,6 +348,59 @@ def test_a_run_of_the_tasks_own_stays_apart(run_dir, tmp_path, monkeypatch):
         own.log({"mine": 1.0})  # it has not ended
     finally:
         wandb.teardown()
+
+
+def test_wandb_has_texts_and_images_of_callbacks_and_none_that_is_no_image(run_dir, tmp_path, monkeypatch):
+    wandb = pytest.importorskip("wandb")
+    for name, value in (("WANDB_SILENT", "true"), ("WANDB_MODE", "offline")):
+        monkeypatch.setenv(name, value)
+    values, files = logged_values(6, {"said": "a <b>", "x": np.zeros((2, 2), np.uint8)})
+    ((place, png),) = files.items()
+    (run_dir / "images").mkdir()
+    (run_dir / place).write_bytes(png)
+    for name in ("y", "z"):  # which can only be seen when it is read
+        (run_dir / f"images/step-00000006-{name}.png").write_bytes(png[:20])
+        values[name] = {"image": f"images/step-00000006-{name}.png"}
+    notes: list[str] = []
+    try:
+        tracker = WandbTracker(notes.append)
+        tracker.open(read_tracked_run(run_dir))
+        tracker.send([row_of(line(6, phase="callback", **values).encode(), 0.0)])
+        tracker.end("completed", "")
+    finally:
+        wandb.teardown()
+    media = next((run_dir / "wandb").glob("offline-run-*/files/media"))
+    assert [path.read_bytes() for path in media.rglob("*.png")] == [png]
+    assert [path.read_text() for path in media.rglob("*.html")] == ["<pre>a &lt;b&gt;</pre>"]
+    assert [note.partition(":")[0] for note in notes if "left out" in note] == [
+        "images/step-00000006-y.png is left out, and other texts and images may be"
+    ]
+
+
+def test_an_image_is_a_file_of_the_run_directory_and_no_link(run_dir):
+    secret = run_dir.parent / "images" / "step-00000001-x.png"
+    secret.parent.mkdir()
+    secret.write_bytes(b"\x89PNG\r\n\x1a\n")
+    images, place = run_dir / "images", "images/step-00000001-x.png"
+    images.symlink_to(secret.parent)
+    with pytest.raises(OSError, match="leads out of"):
+        stored_image(run_dir, place)
+    images.unlink()
+    images.mkdir()
+    with pytest.raises(FileNotFoundError):
+        stored_image(run_dir, place)
+    (run_dir / place).symlink_to(secret)
+    with pytest.raises(OSError, match="it is a link"):
+        stored_image(run_dir, place)
+    (run_dir / place).unlink()
+    (run_dir / place).write_text("%!PS")
+    with pytest.raises(OSError, match="not a PNG file"):
+        stored_image(run_dir, place)
+    for other in (f"../{place}", str(secret), "images/step-00000001-x/../../y.png", f"{place}\n"):
+        with pytest.raises(OSError, match="no image has this name"):
+            stored_image(run_dir, other)
+    (run_dir / place).write_bytes(secret.read_bytes())
+    assert stored_image(run_dir, place) == run_dir / place
 
 
 @pytest.fixture
