@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from hvdtrain.backends.base import Backend
 from hvdtrain.backends.hooks import Activities, Clock, LoopHook, LoopHooks, MemoryPeak
-from hvdtrain.backends.records import ModelInfo
 from hvdtrain.callbacks import ON_STEP, ON_WINDOW, SHOULD_STOP, hook_of
 from hvdtrain.checkpoints.saver import BackgroundSaver, Saver
 from hvdtrain.config import Config
@@ -18,14 +17,7 @@ from hvdtrain.data.readers import Readers
 from hvdtrain.data.training_data import TrainingData, readers_for
 from hvdtrain.errors import TaskError
 from hvdtrain.jobs.failures import Signals
-from hvdtrain.jobs.opening.dry_run import (
-    Dry,
-    dry_run,
-    heaviest_plan,
-    notes_on_memory,
-    plan_memory,
-    tried_plan,
-)
+from hvdtrain.jobs.opening.dry_run import Dry, try_out
 from hvdtrain.jobs.opening.setup import TaskData, TrainingRun
 from hvdtrain.jobs.outcome import LAST_SAVE_SECONDS, errors_noted
 from hvdtrain.jobs.resume import ResumePoint
@@ -39,7 +31,6 @@ from hvdtrain.schedule import TrainingProgress
 from hvdtrain.session import RunState, Services, Session, versions_with
 from hvdtrain.storage.files import run_folder
 from hvdtrain.task import GivenTask
-from hvdtrain.workers.activity import ACTIVITY
 from hvdtrain.workers.agreement import Workers
 from hvdtrain.workers.seeding import seed_host_generators
 from hvdtrain.workers.user_errors import task_errors
@@ -149,21 +140,7 @@ def hooks_of(session: Session) -> LoopHooks:
     return LoopHooks(*hooks, Clock(session.backend))
 
 
-def try_out(session: Session, task: Any, model: ModelInfo) -> Dry:
-    """Collective. Do the dry run, which precedes whatever is written."""
-    ACTIVITY.enter("in the dry run", is_long=True)
-    session.memory.own = plan_memory(session, model)
-    found = dry_run(session, task, session.memory.own)
-    session.services.forms = found.forms
-    session.memory.own = tried_plan(session)
-    session.memory.heaviest = heaviest_plan(session, session.memory.own)
-    notes = notes_on_memory(session.memory.heaviest, session.backend)
-    return replace(found, notes=(*notes, *found.notes))
-
-
-def open_services(
-    run: TrainingRun, session: Session, point: ResumePoint, lost_lease: Callable[[], str] = lambda: ""
-) -> None:
+def open_services(run: TrainingRun, session: Session, point: ResumePoint) -> None:
     """Collective. Make the run directory, or cut it back to the start, and the session's report and saver."""
     config, workers = run.config, run.backend.workers
     provenance = None
@@ -182,7 +159,7 @@ def open_services(
         run.callbacks,
         run.context(),
         lock=run.lock,
-        lost_lease=lost_lease,
+        lost_lease=session.services.lost_lease,
         provenance=provenance,
         new_reporters=trackers_of(
             config, tracking_id, run.hosts, point.changes, origin=point.origin, provenance=provenance

@@ -50,14 +50,18 @@ def exchange_cause(
 ) -> str | None:
     """Return what a worker's summary names as the problem: another worker's, if that one failed first."""
     # A worker that fails leaves its problem in the run directory before it ends, if it can reach it.
-    if rank == 0:
-        return _find_cause(run_dir) or problem if isinstance(error, PeerLostError) else problem
-    failed_itself = isinstance(error, HvdtrainError) and not (
-        isinstance(error, PeerLostError) or error.everywhere
-    )
-    if failed_itself and problem and run_dir.is_dir():
+    is_own = isinstance(error, HvdtrainError) and not (isinstance(error, PeerLostError) or error.everywhere)
+    if rank and is_own and problem and run_dir.is_dir():
         with suppress(OSError, ValueError):
             write_whole(run_dir / f"{_NAME}{rank}", f"rank {rank} on {host}: {problem}"[: _MAX_BYTES // 4])
+    until_seconds = time.monotonic() + _WAIT_SECONDS
+    while rank == 0 and isinstance(error, PeerLostError) and time.monotonic() < until_seconds:
+        for path in sorted(run_dir.glob(f"{_NAME}*[0-9]")):
+            with suppress(OSError, ValueError):
+                text = read_regular(path, _MAX_BYTES).decode()
+                path.unlink()
+                return text
+        time.sleep(0.05)
     return problem
 
 
@@ -66,19 +70,6 @@ def forget_causes(run_dir: Path) -> None:
     for path in run_dir.glob(f"{_NAME}*"):
         with suppress(OSError):
             path.unlink()
-
-
-def _find_cause(run_dir: Path) -> str:
-    """Return the problem that another worker left; empty if none did in time."""
-    until_seconds = time.monotonic() + _WAIT_SECONDS
-    while time.monotonic() < until_seconds:
-        for path in sorted(run_dir.glob(f"{_NAME}*[0-9]")):
-            with suppress(OSError, ValueError):
-                text = read_regular(path, _MAX_BYTES).decode()
-                path.unlink()
-                return text
-        time.sleep(0.05)
-    return ""
 
 
 def lack_of_memory(error: BaseException, doing: str, plan: MemoryPlan | None) -> LackOfMemoryError | None:
@@ -94,14 +85,10 @@ def lack_of_memory(error: BaseException, doing: str, plan: MemoryPlan | None) ->
 # A rank other than 0 waits so long before it speaks: where rank 0 fails of the same, the launcher
 # ends this one before it repeats it.
 _SPEAK_AFTER_SECONDS = 1.0
-# A worker whose peer went away waits so long to be ended by the launcher before it says so itself.
-_ENDED_BY_LAUNCHER_SECONDS = 5.0
+_ENDED_BY_LAUNCHER_SECONDS = 5.0  # a worker whose peer went away waits so long for the launcher to end it
 _CLOSE_SECONDS = 3.0
-# So long a worker whose error a script may catch waits for the others to fail, too.
-_SHARED_SECONDS = 3.0
-# What is written before the process ends: the checkpoint has 10 s of it, the summary of rank 0 has 3.
-_WRITE_DOWN_SECONDS = 13.0
-
+_SHARED_SECONDS = 3.0  # a worker whose error a script may catch waits so long for the others to fail, too
+_WRITE_DOWN_SECONDS = 13.0  # before the process ends: the checkpoint has 10 s of it, rank 0's summary 3
 
 _open: list[Callable[[], None]] = []  # closes Horovod, which an error that all workers had left open
 
@@ -272,9 +259,11 @@ _LEAVES = (signal.SIGTERM, signal.SIGUSR2, signal.SIGHUP)
 
 
 class Signals:
-    """What signals requested of this worker."""
+    """What signals requested of this worker. One of an elastic job leaves it on those of ``_LEAVES``."""
 
     def __init__(self) -> None:
+        # this worker's part in an elastic job; None until it has joined it: until then SIGTERM ends it
+        self.membership: Membership | None = None
         self.number: int | None = None  # the signal that requested a stop, if one came
         self._save = False
         self._waits_for_step = False
@@ -287,18 +276,19 @@ class Signals:
 
     @property
     def why(self) -> str:
-        """Why training is to stop, as text; empty if it is not."""
+        """Why all workers are to stop, as text; empty if they are not."""
+        if self.membership is not None:
+            return self.membership.why_stop()
         if self.number is not None:
             return f"{signal.Signals(self.number).name} came"
-        return "max_time is over" if self._is_over() else ""
-
-    def _is_over(self) -> bool:
-        return time.monotonic() >= self._end_seconds
+        return "max_time is over" if time.monotonic() >= self._end_seconds else ""
 
     def poll(self) -> ControlFlags:
-        """Return what this worker wants all of them to do; a save is wanted once for each signal."""
+        """Return what this worker, or its driver, wants all of them to do; a save once for each signal."""
         save, self._save = self._save, False
-        return ControlFlags(stop=self.number is not None or self._is_over(), save=save)
+        if (job := self.membership) is not None:
+            return ControlFlags(bool(job.stop_wanted()), save, change=job.change_wanted())
+        return ControlFlags(stop=bool(self.why), save=save)
 
     @contextmanager
     def defer_to_step_boundary(self) -> Iterator[None]:
@@ -333,43 +323,21 @@ class Signals:
         if number == signal.SIGUSR1:
             self._save = True
             return
+        if self.membership is not None and number in _LEAVES:
+            self._leave(self.membership, f"{signal.Signals(number).name} came")
+            return
         # Once requested to stop in order, this worker does; launchers and schedulers like to ask again.
-        waits = number != signal.SIGINT and (self._waits_for_step or self.number is not None)
-        if waits:
+        if number != signal.SIGINT and (self._waits_for_step or self.number is not None):
             self.number = self.number or number
             return
         self.ignore()
         self.number = number
         raise Interrupted(number)
 
-
-class ElasticSignals(Signals):
-    """Those of a worker of an elastic job: SIGTERM, SIGUSR2 and SIGHUP mean that it leaves, at a step."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        # this worker's part in the job; None until it has joined it: until then SIGTERM ends it
-        self.membership: Membership | None = None
-
-    @property
-    def why(self) -> str:
-        """Why all workers are to stop; empty if they are not."""
-        return super().why if self.membership is None else self.membership.why_stop()
-
-    def poll(self) -> ControlFlags:
-        """Return what this worker, or the driver, wants all of them to do."""
-        flags, membership = super().poll(), self.membership
-        if membership is None:
-            return flags
-        return ControlFlags(bool(membership.stop_wanted()), flags.save, change=membership.change_wanted())
-
-    def handle(self, number: int, frame: FrameType | None) -> None:
-        """Handle a signal, in the main thread."""
-        if self.membership is None or number not in _LEAVES:
-            super().handle(number, frame)
-        elif not self.membership.stop_wanted():  # once all are to stop, it stops with them
-            why = f"{signal.Signals(number).name} came"
-            self.membership.leave(why)
+    def _leave(self, job: Membership, why: str) -> None:
+        """Leave an elastic job, at a step if it trains; once all are to stop, this worker stops with them."""
+        if not job.stop_wanted():
+            job.leave(why)
             if not self._waits_for_step:
                 self.ignore()
                 raise Removed(why)
@@ -380,8 +348,7 @@ def interruptible() -> Iterator[Signals]:
     """Return a context in which signals stop training, in order or at once."""
     # SIGUSR2 is there for mpirun, which kills its workers soon after a SIGTERM; nohup ignores SIGHUP.
     # What is no Exception of the task's code becomes an error: sys.exit() would end the job as complete.
-    seen = ElasticSignals() if is_elastic() else Signals()
-    previous = {}
+    seen, previous = Signals(), {}
     if threading.current_thread() is threading.main_thread():
         has_nohup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
         handled = [number for number in HANDLED if number != signal.SIGHUP or not has_nohup]

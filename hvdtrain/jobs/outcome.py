@@ -1,6 +1,5 @@
 """How training ends: what was raised, the summary, and the agreement of all workers on it."""
 
-import contextlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
@@ -11,7 +10,6 @@ from statistics import median
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hvdtrain.backends.hooks import own_peak_mib
 from hvdtrain.backends.step_metrics import ControlFlags
@@ -47,13 +45,13 @@ from hvdtrain.workers.user_errors import where_raised
 _NO_METRICS = LINE_FIELDS | MEASURES
 
 
-def read_lines(path: Path, recent: RecentRecords) -> NDArray[np.uint8]:
-    """Return the lines of a metrics.jsonl, as bytes to send to other workers."""
+def read_log(path: Path, recent: RecentRecords) -> bytes:
+    """Return the lines of a metrics.jsonl, with the last ones that it lacks."""
     lines: list[bytes] = []
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         lines.extend(lines_of(path))
     lines += [line_of(record) for record in recent.lacking_in(parse_lines(lines[-TAIL:]))]
-    return np.frombuffer(b"".join(line if line.endswith(b"\n") else line + b"\n" for line in lines), np.uint8)
+    return b"".join(line if line.endswith(b"\n") else line + b"\n" for line in lines)
 
 
 def best_of(lines: Iterable[bytes], config: Config, checkpoints: Mapping[int, str]) -> dict[str, Best]:
@@ -152,10 +150,14 @@ def status_of(session: Session, signals: Signals, why: str | None = None) -> tup
 
 def end_together(session: Session, summary: Summary) -> Summary:
     """Collective. Return rank 0's summary, or raise on all workers if training did not complete."""
+    workers, log = session.backend.workers, b""
     if session.services.keeps_history and not session.stopped:  # which gives no summary
-        summary = _with_history(session, summary)
-    else:
-        summary = session.backend.workers.broadcast_object(summary)
+        with waiting_for_rank_zero(workers, "reading metrics.jsonl"):
+            if workers.rank == 0:
+                summary = with_own_history(session, summary)
+        log = bytes(workers.broadcast_object(np.frombuffer(summary.metrics_log, np.uint8)))
+    common: Summary = workers.broadcast_object(replace(summary, metrics_log=b""))
+    summary = replace(common, metrics_log=log)
     if summary.save_error and _is_unsaved(session, summary):
         if session.is_remote and not summary.failed_saves:
             raise SaveError(  # the state is on this host
@@ -189,35 +191,16 @@ def with_save_error(session: Session, summary: Summary, error: str | None) -> Su
     return replace(summary, status="unsaved") if _is_unsaved(session, summary) else summary
 
 
-def _with_history(session: Session, summary: Summary) -> Summary:
-    """Collective. Return rank 0's summary with the history of the run and the best values in it."""
-    workers = session.backend.workers
-    lines = np.empty(0, np.uint8)
-    with waiting_for_rank_zero(workers, "reading metrics.jsonl"):
-        if workers.rank == 0:
-            lines = read_lines(session.services.run_dir / METRICS_FILE, session.services.report.recent)
-    lines = workers.broadcast_object(lines)
-    log = bytes(lines)
-    if workers.rank == 0:
-        summary = replace(summary, best=_best(session, log))
-    common: Summary = workers.broadcast_object(summary)
-    return replace(common, metrics_log=log)
-
-
 def with_own_history(session: Session, summary: Summary) -> Summary:
-    """Return a summary with the history that this worker finds; rank 0 has ended. Local: no collective."""
-    if not session.services.keeps_history:
+    """Return a summary with the run's history, as this worker finds it, and the best values in it. Local."""
+    services = session.services
+    if not services.keeps_history:
         return summary
-    log = bytes(read_lines(session.services.run_dir / METRICS_FILE, session.services.report.recent))
-    return replace(summary, best=_best(session, log), metrics_log=log)
-
-
-def _best(session: Session, log: bytes) -> dict[str, Best]:
-    kept: dict[int, str] = {}
+    log, kept = read_log(services.run_dir / METRICS_FILE, services.report.recent), dict[int, str]()
     with suppress(OSError):
-        paths = checkpoints_in(session.services.run_dir / CHECKPOINTS)
+        paths = checkpoints_in(services.run_dir / CHECKPOINTS)
         kept = {step_of(path): session.location_of(path) for path in paths}
-    return best_of(log.splitlines(), session.config, kept)
+    return replace(summary, best=best_of(log.splitlines(), session.config, kept), metrics_log=log)
 
 
 def where_it_stood(session: Session) -> str:

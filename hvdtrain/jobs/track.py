@@ -51,12 +51,11 @@ def trackers_of(
     def make(run_dir: Path) -> Sequence[Reporter]:
         facts: dict[str, Any] = {"framework": config.framework, "hosts": list(hosts) or [host_name()]}
         code = provenance or provenance_of(config, hosts, {}, is_instance=False)
-        facts["command"] = shlex.join(code.command)
-        if code.task_file is not None:
-            facts |= {"task_file": str(code.task_file), "task_sha256": code.sha256}
-        commit, is_dirty = code.git
-        if commit:
-            state = {True: "yes", False: "no", None: "unknown"}[is_dirty]
+        facts["command"] = shlex.join(code.record["command"])
+        if code.task_file:
+            facts |= {"task_file": code.task_file["path"], "task_sha256": code.task_file["sha256"]}
+        if commit := code.record["commit"]:
+            state = {True: "yes", False: "no", None: "unknown"}[code.record["dirty"]]
             facts |= {"commit": commit, "uncommitted_changes": state}
         found = {"changes": list(changes) or None, "resumed_from": origin or None, "step": done}
         facts |= {name: value for name, value in found.items() if value is not None}

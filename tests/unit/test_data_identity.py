@@ -15,7 +15,6 @@ from hvdtrain.jobs.opening.data_identity import (
     JobData,
     compare_with_checkpoint,
     compare_with_job,
-    first_samples,
     identify_data,
 )
 
@@ -137,13 +136,3 @@ def test_a_worker_that_joins_has_the_data_of_the_job():
     compare_with_job(alone(Changing(seed=1)), alone(Changing(seed=2)).to_keep())
     with pytest.raises(EnvironmentFault, match="'inputs' of sample 199 of the training data is not what the"):
         compare_with_job(alone(values(199)), job.to_keep())
-
-
-def test_the_first_sample_is_compared_as_a_text_without_what_rounding_or_reading_changes():
-    names = [f"{key!r} of the first sample of the training data" for key in ("inputs", "targets")]
-    found = first_samples(alone(values()))
-    assert list(found) == names
-    assert first_samples(alone(values(0))) == found  # another number of the same shape
-    assert list(first_samples(alone(Changing(seed=1)))) == names[1:]
-    other = {"inputs": values()["inputs"], "targets": values()["targets"] + 1}
-    assert first_samples(alone(other))[names[1]] != found[names[1]]

@@ -4,10 +4,8 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from hvdtrain.errors import EnvironmentFault
 from hvdtrain.jobs.serving import prediction_files
-from hvdtrain.jobs.serving.predict import _Done
-from hvdtrain.jobs.serving.prediction_files import Arrays, prediction_file
+from hvdtrain.jobs.serving.prediction_files import prediction_file
 
 SHAPES = {"one": (), "row": (3,), "grid": (2, 4), "none": (0,)}
 
@@ -47,9 +45,3 @@ def test_rows_are_as_they_were_added(suffix, dtype, tmp_path, monkeypatch):
         np.testing.assert_array_equal(array, np.concatenate([part[name] for part in parts]))
     if suffix == ".npz":
         assert {array.dtype for array in found.values()} == {np.dtype(dtype)}
-
-
-def test_a_file_that_cannot_be_begun_is_an_error_for_every_worker(tmp_path):
-    done = _Done(None, False, tmp_path / "x.npz", "evaluation data", Arrays())
-    with pytest.raises(EnvironmentFault, match=r"cannot write .*x\.npz: No such file or directory"):
-        done.open(tmp_path / "missing" / "x.npz", 3)

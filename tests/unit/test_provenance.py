@@ -70,17 +70,13 @@ def config(**fields: object) -> Config:
     return Config(**{"framework": "torch", "epochs": 1, **fields})
 
 
-def came_from(**changes: object) -> Provenance:
-    values = {
-        "command": ["python", "-m", "hvdtrain", "--seed", "3"],
-        "folder": "/work",
-        "hosts": ["one", "two", "one"],
-        "git": ("abc", True),
-        "task_file": None,
-        "source": b"",
-        "versions": {"Python": "3.11"},
-    }
-    return Provenance(**{**values, **changes})
+def came_from(command=("python", "-m", "hvdtrain"), file: str = "", source: bytes = b"") -> Provenance:
+    task = {"path": file, "sha256": hashlib.sha256(source).hexdigest()} if file else None
+    record = {
+        "command": list(command), "folder": "/work", "workers": 3, "hosts": ["one", "two"], "commit": "abc",
+        "dirty": True, "task_file": task, "versions": {"Python": "3.11"},
+    }  # fmt: skip
+    return Provenance(record, ["one", "two", "one"], source)
 
 
 @pytest.mark.parametrize("end", ["\n", "\u2028", "\0", "\udc80"])
@@ -106,11 +102,11 @@ def test_paths_in_the_file_mean_the_same_in_any_folder(tmp_path, monkeypatch):
 
 
 def test_starts_are_kept_and_a_changed_task_is_said(tmp_path):
-    first = came_from(task_file=Path("/a/x.py"), source=b"one")
+    first = came_from(file="/a/x.py", source=b"one")
     assert keep(first, tmp_path, 0, None) == []
     assert (tmp_path / "task" / "x.py").read_bytes() == b"one"
     assert keep(first, tmp_path, 5, tmp_path) == []
-    changed = came_from(task_file=Path("/b/x.py"), source=b"two")
+    changed = came_from(file="/b/x.py", source=b"two")
     (note,) = keep(changed, tmp_path, 9, tmp_path)
     assert note == (
         "the task's file /b/x.py has changed since the run's start at step 5; "
@@ -122,7 +118,7 @@ def test_starts_are_kept_and_a_changed_task_is_said(tmp_path):
     assert [start["step"] for start in starts] == [0, 5, 9]
     assert last_start(tmp_path)["task_file"]["copy"] == f"task/{two}"
     assert (starts[0]["commit"], starts[0]["dirty"], starts[0]["workers"]) == ("abc", True, 3)
-    (again,) = keep(came_from(task_file=Path("/b/x.py"), source=b"three"), tmp_path, 9, tmp_path)
+    (again,) = keep(came_from(file="/b/x.py", source=b"three"), tmp_path, 9, tmp_path)
     assert again.endswith(f"{tmp_path}/task/{two} is what it was")
     assert (tmp_path / "task" / two).read_bytes() == b"two"
 
@@ -153,5 +149,5 @@ def test_a_removed_working_folder_ends_no_job(tmp_path, monkeypatch):
     gone.rmdir()
     fields = config(task="x.py:Mine", init="runs/a")
     found = provenance_of(fields, ["here"], {}, is_instance=False)
-    assert (found.folder, found.task_file, found.git) == ("", None, ("", None))
+    assert [found.record[key] for key in ("folder", "task_file", "commit", "dirty")] == ["", None, None, None]
     assert yaml.safe_load(config_text(fields, tmp_path, found)) == yaml.safe_load(fields.to_yaml())

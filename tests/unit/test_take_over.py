@@ -5,9 +5,8 @@ import os
 import subprocess
 import sys
 import threading
-from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
@@ -21,7 +20,7 @@ from hvdtrain.checkpoints import storage
 from hvdtrain.checkpoints.saver import BackgroundSaver, Saver
 from hvdtrain.config import Config
 from hvdtrain.errors import EnvironmentFault
-from hvdtrain.jobs.elastic.world_state import RunServices, hand_over_run, take_over_run
+from hvdtrain.jobs.elastic.world_state import hand_over_run, take_over_run
 from hvdtrain.jobs.run_directory.folder import open_run
 from hvdtrain.jobs.run_directory.lock import RunLock
 from hvdtrain.metrics import StepInfo
@@ -56,7 +55,8 @@ class Worker:
         lock = RunLock()
         lock.job, lock.generation = JOB, 1
         context = run_context(run_dir, rank=rank)
-        self.services = RunServices(context, callbacks, (), lock)
+        model = SimpleNamespace(parameter_shapes={})
+        self.run = SimpleNamespace(context=lambda: context, callbacks=callbacks, lock=lock, model=model)
         own = [callback for callback in callbacks if callback.every_rank]
         self.session.services.report = Report(context, own) if own else Report()
         if rank == 0:
@@ -78,7 +78,7 @@ class Worker:
         self.session.services.report.on_evaluation(step_info(step), {"loss": 0.5}, 100.0)
 
     def take_over(self, generation: int = 2) -> list[str]:
-        return take_over_run(self.session, world(generation), self.services)
+        return take_over_run(self.run, self.session, world(generation))
 
 
 @pytest.fixture
@@ -94,12 +94,12 @@ def pair(run_dir):
     yield both
     for worker in both:
         worker.session.services.report.close()
-        worker.services.lock.release()
+        worker.run.lock.release()
 
 
 def die(worker: Worker) -> None:
     """Do what the system does for a process that was killed."""
-    worker.services.lock.release()
+    worker.run.lock.release()
 
 
 def logged(run_dir: Path) -> list[tuple[str, int]]:
@@ -258,7 +258,7 @@ def test_callbacks_start_once_and_those_of_rank_0_when_their_worker_is_rank_0(ru
     die(old)
     new.take_over()
     new.log(2)
-    hand_over_run(new.session, world(3, rank=1), new.services)
+    hand_over_run(new.run, new.session, world(3, rank=1))
     new.log(3)
     assert type(new.session.services.report) is Report
     new.stand_at(3)
@@ -277,14 +277,14 @@ def test_a_rank_0_that_is_one_no_longer_hands_over(run_dir, pair):
         worker.log(1, 2)
         worker.stand_at(2)
     folder = old.session.services.report.folder
-    hand_over_run(old.session, world(2, rank=1), old.services)
+    hand_over_run(old.run, old.session, world(2, rank=1))
     assert type(old.session.services.report) is Report
     assert type(old.session.services.saver) is Saver
     assert folder.check() is None  # a save that is under way does not end there
     new.take_over()
     old.log(3), new.log(3)
     new.stand_at(3), old.stand_at(3)
-    hand_over_run(new.session, world(3, rank=1), new.services)
+    hand_over_run(new.run, new.session, world(3, rank=1))
     old.take_over(generation=3)
     old.log(4)
     assert logged(run_dir) == [("train", step) for step in (1, 2, 3, 4)]
@@ -369,12 +369,12 @@ def test_the_lock_of_a_rank_0_that_was_given_up_is_no_hindrance_and_tells_it(run
     assert note.startswith(
         f"a worker that is no longer in the job keeps the lock of {run_dir}: process {frozen.pid}"
     )
-    assert new.services.lock.lost() == ""
+    assert new.run.lock.lost() == ""
     frozen.stdin.write("go on\n")
     frozen.stdin.flush()
     assert frozen.stdout.readline().startswith(f"the run directory was taken over: process {os.getpid()} on ")
     new.session.services.report.close()
-    new.services.lock.release()
+    new.run.lock.release()
 
 
 def test_another_job_is_kept_out_whatever_its_generation_is(run_dir, frozen):
@@ -398,8 +398,8 @@ def test_a_worker_that_was_given_up_does_not_lock_again(run_dir):
 
 def test_a_worker_without_a_lease_writes_nothing(run_dir):
     worker, lost = Worker(run_dir, 1), []
-    Worker(run_dir, 0).services.lock.release()
-    worker.services = replace(worker.services, lost_lease=lambda: lost[0] if lost else "")
+    Worker(run_dir, 0).run.lock.release()
+    worker.session.services.lost_lease = lambda: lost[0] if lost else ""
     worker.stand_at(1)
     worker.take_over()
     worker.log(1)

@@ -23,7 +23,6 @@ from hvdtrain.errors import (
 )
 from hvdtrain.host.launcher import is_elastic
 from hvdtrain.jobs.elastic.world_state import (
-    RunServices,
     WorldState,
     hand_over_run,
     report_change,
@@ -31,7 +30,7 @@ from hvdtrain.jobs.elastic.world_state import (
     warm_up,
 )
 from hvdtrain.jobs.entering import close_services, entered, seed_training
-from hvdtrain.jobs.failures import ElasticSignals, Signals, end_of_job
+from hvdtrain.jobs.failures import Signals, end_of_job
 from hvdtrain.jobs.opening.setup import TrainingRun
 from hvdtrain.jobs.outcome import (
     LAST_SAVE_SECONDS,
@@ -61,8 +60,7 @@ def join_elastic_job(config: Config, signals: Signals, watching: Watching) -> Me
         return None
     client = connect(os.environ, stall_timeout=config.stall_timeout, abort=abort_collectives)
     client.on_end(lambda error: end_of_job(error, None if client.lost_lease else watching.on_worker_lost))
-    if isinstance(signals, ElasticSignals):
-        signals.membership = client
+    signals.membership = client
     return client
 
 
@@ -97,16 +95,9 @@ class Worlds:
         self._run, self._session, self._membership = run, session, membership
         self._signals = signals
         self._values = values_to_compare(run)
-        self._services = RunServices(
-            run.context(),
-            run.callbacks,
-            list(run.model.parameter_shapes),
-            run.lock,
-            lambda: membership.lost_lease,
-        )
         run.lock.job = membership.job
-        session.services.lost_lease = self._services.lost_lease
-        self._state = WorldState(run, session, self._services, found)
+        session.services.lost_lease = lambda: membership.lost_lease
+        self._state = WorldState(run, session, found)
         self._world: World | None = None
         self._paused_since: float | None = None  # by time.perf_counter
         self._entered_at_step, self._has_entered = 0, False
@@ -177,11 +168,11 @@ class Worlds:
             world = membership.next_world(place, valid=self._state.is_whole, values=self._values)
         except Removed:
             if before is not None:
-                hand_over_run(self._session, before, self._services)
+                hand_over_run(self._run, self._session, before)
             membership.left()
             raise
         if before is not None and world.rank:
-            hand_over_run(self._session, world, self._services)
+            hand_over_run(self._run, self._session, world)
         self._world = world
         return world
 

@@ -1,24 +1,23 @@
 """How all workers of a world of an elastic job come to one state, and who writes the run directory."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from hvdtrain.backends.step_metrics import NO_FLAGS, ControlFlags
-from hvdtrain.callbacks import EVAL, RunContext
+from hvdtrain.callbacks import EVAL
 from hvdtrain.checkpoints import storage, verification
 from hvdtrain.checkpoints.saver import Saver
 from hvdtrain.checkpoints.storage import checkpoints_in, step_of
 from hvdtrain.config import Config
 from hvdtrain.data.eval_sets import sets_of
-from hvdtrain.data.fingerprint import Fingerprint
 from hvdtrain.data.training_data import SkippedSamples
 from hvdtrain.errors import EnvironmentFault
 from hvdtrain.host.launcher import open_console
 from hvdtrain.jobs.entering import open_services, saver_of
 from hvdtrain.jobs.failures import forget_causes
-from hvdtrain.jobs.opening.data_identity import agree_on_data, compare_with_job, first_samples
+from hvdtrain.jobs.opening.data_identity import agree_on_data, compare_with_job
 from hvdtrain.jobs.opening.setup import TrainingRun, model_values
 from hvdtrain.jobs.opening.start import common_values
 from hvdtrain.jobs.plan_text import show_plan
@@ -38,67 +37,45 @@ from hvdtrain.training_plan import Progress
 from hvdtrain.workers.activity import ACTIVITY
 from hvdtrain.workers.agreement import run_on_rank_zero, waiting_for_rank_zero
 from hvdtrain.workers.seeding import random_state_kept
-from hvdtrain.workers.wire_types import travels
 from hvdtrain.workers.world import World
 
 _HAND_OVER_SECONDS = 10.0
 _SPEEDS = 1000  # logged windows, of whose speeds the summary has the median
 
 
-@travels
-@dataclass(frozen=True)
-class Common:
-    """Where a run stands, as its rank 0 reports to the others."""
+def where_it_stands(session: Session) -> dict[str, Any]:
+    """Return where a run stands, as its rank 0 reports to the others."""
+    services, skipped = session.services, session.data.skipped
+    return {
+        "state": session.state,
+        "wanted": (session.wanted.stop, session.wanted.save),
+        "skipped": (skipped.count, skipped.reported),
+        "speeds": services.speeds[-_SPEEDS:],
+        "seconds": services.report.seconds(),
+        "run_dir": services.run_dir,
+        "stopped_early": session.stopped_early,
+        "data": dict(session.data.fingerprints),
+        "recent": list(services.report.recent),
+    }
 
-    state: RunState  # what a checkpoint keeps of it, and what of the last step is done
-    stop: bool  # whether a worker wants training to end, saved
-    save: bool  # whether a worker wants a save
-    skipped: int  # how many samples could not be read, on all workers
-    reported: set[str]  # which of them the user was notified of
-    speeds: list[float]  # samples/s of the last windows
-    seconds: float  # time spent training
-    run_dir: Path  # the run directory
-    stopped_early: str  # why and where training ended because nothing got better; empty otherwise
-    data: dict[str, Fingerprint]  # the fingerprints of the data
-    recent: list[dict[str, Any]]  # the last records of the log
 
-    @classmethod
-    def of(cls, session: Session) -> "Common":
-        """Return where a run stands on this worker."""
-        return cls(
-            state=session.state,
-            stop=session.wanted.stop,
-            save=session.wanted.save,
-            skipped=session.data.skipped.count,
-            reported=session.data.skipped.reported,
-            speeds=session.services.speeds[-_SPEEDS:],
-            seconds=session.services.report.seconds(),
-            run_dir=session.services.run_dir,
-            stopped_early=session.stopped_early,
-            data=dict(session.data.fingerprints),
-            recent=list(session.services.report.recent),
-        )
-
-    def give_to(self, session: Session) -> None:
-        """Make it where a run stands on this worker, which is not rank 0."""
-        session.state = self.state
-        session.state.seconds_before = self.seconds
-        session.wanted = ControlFlags(self.stop, self.save)
-        session.data.skipped = SkippedSamples(self.skipped, session.data.skipped.unreported, self.reported)
-        session.services.speeds = self.speeds
-        session.services.run_dir = self.run_dir
-        session.stopped_early = self.stopped_early
-        session.services.report.recent = RecentRecords(self.recent)
+def stand_there(session: Session, common: Mapping[str, Any]) -> None:
+    """Bring this worker, which is not rank 0, to where a run stands."""
+    services = session.services
+    session.state = common["state"]
+    session.state.seconds_before = common["seconds"]
+    session.wanted = ControlFlags(*common["wanted"])
+    count, reported = common["skipped"]
+    session.data.skipped = SkippedSamples(count, session.data.skipped.unreported, reported)
+    services.speeds, services.run_dir = common["speeds"], common["run_dir"]
+    services.report.recent = RecentRecords(common["recent"])
+    session.stopped_early = common["stopped_early"]
 
 
 def values_to_compare(run: TrainingRun) -> Mapping[str, Any]:
     """Return what must be equal on all workers of an elastic job, by the name that an error message uses."""
-    return {
-        **common_values(run.job, run.backend),
-        **run.task_data.common_values,
-        **first_samples(run.task_data.identity),
-        **model_values(run.model),
-    }
+    common = common_values(run.job, run.backend)
+    return {**common, **run.task_data.common_values, **model_values(run.model)}
 
 
 def start_of(
@@ -149,27 +126,12 @@ def warm_up(session: Session) -> None:
             session.backend.warm_up(batch, eval_batch)
 
 
-@dataclass(frozen=True)
-class RunServices:
-    """What a worker of an elastic job needs to write the run directory when it becomes rank 0."""
-
-    # what callbacks can use of the run, as ``open_run`` takes it; rank and workers may be old
-    context: RunContext
-    callbacks: Sequence[Any]  # the user's callbacks, this worker's own objects
-    parameters: Sequence[str]  # portable names of the trainable parameters
-    lock: RunLock  # this worker's lock, whose ``job`` is set
-    # returns why this worker may no longer write files; empty while it may
-    lost_lease: Callable[[], str] = lambda: ""
-
-
 class WorldState:
     """The state of one worker, and how it gets that of a world."""
 
-    def __init__(
-        self, run: TrainingRun, session: Session, services: RunServices, found: Sequence[str]
-    ) -> None:
+    def __init__(self, run: TrainingRun, session: Session, found: Sequence[str]) -> None:
         self.is_whole, self.is_as_built = False, True
-        self._run, self._session, self._services, self._found = run, session, services, found
+        self._run, self._session, self._found = run, session, found
         self._has_begun = False  # whether this worker knows the run directory and has its report
 
     def sync(self, world: World) -> None:
@@ -182,15 +144,20 @@ class WorldState:
         with waiting_for_rank_zero(workers, "taking over the run directory"):
             if is_root:
                 notes = self._take_over(world)
-        common = workers.broadcast_object(Common.of(session) if is_root else None)
+        common = workers.broadcast_object(where_it_stands(session) if is_root else None)
         if not is_root and not self._has_begun:
-            compare_with_job(self._run.task_data.identity, common.data)
+            compare_with_job(self._run.task_data.identity, common["data"])
         if not all_have_it:
             self.is_whole = has_it  # until here it had a state of its own
             self.is_as_built = False
             session.backend.broadcast_state(0)
         if not is_root:
-            self._take(common)
+            if not self._has_begun:  # a worker that joins makes its report
+                context = replace(self._run.context(), run_dir=common["run_dir"])
+                session.services.report = report_of_others(context, self._run.callbacks)
+                session.services.report.set_clock(common["seconds"])
+                self._has_begun = True
+            stand_there(session, common)
         self.is_whole = True
         for note in notes:
             session.services.report.note(note)
@@ -203,7 +170,7 @@ class WorldState:
         agree_on_data(session.backend.workers, self._run.task_data.identity)
         known = session.services.run_dir if self._has_begun else None
         if self._has_begun:
-            hand_over_run(session, world, self._services)
+            hand_over_run(self._run, session, world)
         run, point = start_of(self._run, world, known, self._check_as_built)
         self.is_as_built = point.manifest is None
         before = max(
@@ -211,14 +178,11 @@ class WorldState:
         )
         session.state = RunState.from_manifest(point.manifest, run.config, point.best_value(run.config))
         session.state.changes, session.state.paused_seconds = before
-        session.data.skipped, session.services.speeds, session.services.has_started = (
-            SkippedSamples(),
-            [],
-            False,
-        )
+        session.data.skipped = SkippedSamples()
+        session.services.speeds, session.services.has_started = [], False
         session.wanted = session.unsent = NO_FLAGS
         session.stopped_early = ""
-        open_services(run, session, point, self._services.lost_lease)
+        open_services(run, session, point)
         self._has_begun = self.is_whole = True
         show_plan(run, session, point, self._found)
 
@@ -232,23 +196,13 @@ class WorldState:
     def _take_over(self, world: World) -> Sequence[str]:
         """Become the worker that writes the run directory, unless it is that already. Local."""
         session, before = self._session, self._session.services.report
-        notes = take_over_run(session, world, self._services)
+        notes = take_over_run(self._run, session, world)
         if session.services.report is not before:
             session.services.has_started = True  # the new report continues from the one before
             written, saved = session.services.saver.newest, session.state.saved_step
             if saved is not None and (written is None or step_of(written) < saved):
                 session.state.save_is_due = True  # it was lost with the rank 0 that wrote it
         return notes
-
-    def _take(self, common: Common) -> None:
-        """Take what rank 0 has in common with all; a worker that joins makes its report. Local."""
-        session = self._session
-        if not self._has_begun:
-            context = replace(self._run.context(), run_dir=common.run_dir)
-            session.services.report = report_of_others(context, self._run.callbacks)
-            session.services.report.set_clock(common.seconds)
-            self._has_begun = True
-        common.give_to(session)
 
 
 def report_change(session: Session, world: World, pause_seconds: float) -> None:
@@ -267,17 +221,17 @@ def report_change(session: Session, world: World, pause_seconds: float) -> None:
     )
 
 
-def take_over_run(session: Session, world: World, services: RunServices) -> list[str]:
+def take_over_run(run: TrainingRun, session: Session, world: World) -> list[str]:
     """Local. Become the worker that writes the run directory; return what to report to the user."""
     # The logs are cut back to the session's state, and what they lack of it is appended.
-    services.lock.generation = world.generation
+    run.lock.generation = world.generation
     try:
         if isinstance(session.services.report, RunReport):
-            services.lock.acquire(session.services.run_dir)
+            run.lock.acquire(session.services.run_dir)
             _cut_traces(session)
             notes: list[str] = []
         else:
-            notes = _open_again(session, world, services)
+            notes = _open_again(run, session, world)
     except OSError as error:
         raise EnvironmentFault(
             f"cannot continue with the run directory {session.services.run_dir}: {error}"
@@ -286,29 +240,27 @@ def take_over_run(session: Session, world: World, services: RunServices) -> list
     return notes
 
 
-def hand_over_run(
-    session: Session, world: World, services: RunServices, timeout_seconds: float = _HAND_OVER_SECONDS
-) -> None:
+def hand_over_run(run: TrainingRun, session: Session, world: World) -> None:
     """Local. Stop writing the run directory, so that the new rank 0 can; do nothing if this is not rank 0."""
     old = session.services.report
     if not isinstance(old, RunReport):
         return
-    session.services.saver.finish(timeout_seconds)
+    session.services.saver.finish(_HAND_OVER_SECONDS)
     saver = Saver()
     saver.newest, saver.failures = session.services.saver.newest, session.services.saver.failures
     session.services.saver = saver
     old.close()
     if old.folder is not None:  # a checkpoint that is still being written must not take its name
         old.folder.lost_lease = lambda: "the run directory was handed over"
-    services.lock.release()
-    context = replace(services.context, rank=world.rank, workers=world.size, run_dir=session.services.run_dir)
-    session.services.report = report = report_of_others(context, services.callbacks)
+    run.lock.release()
+    context = replace(run.context(), rank=world.rank, workers=world.size, run_dir=session.services.run_dir)
+    session.services.report = report = report_of_others(context, run.callbacks)
     report.go_on_from(old, session.plan().steps, session.state.progress.step)
 
 
-def _open_again(session: Session, world: World, services: RunServices) -> list[str]:
+def _open_again(run: TrainingRun, session: Session, world: World) -> list[str]:
     """Lock, cut and open the run directory; return what to report to the user."""
-    path, lock, step = session.services.run_dir, services.lock, session.state.progress.step
+    path, lock, step = session.services.run_dir, run.lock, session.state.progress.step
     notes = _lock(path, session.config, lock, world.host)
     check_link(path / INDICES, path)
     is_evaluated = session.state.last_eval_step == step
@@ -318,17 +270,16 @@ def _open_again(session: Session, world: World, services: RunServices) -> list[s
     _cut_traces(session)
     folder, best = path / CHECKPOINTS, session.config.keep_best
     set_aside = storage.quarantine_later(folder, step)
-    newest = next(
-        reversed([one for one in storage.checkpoints_in(folder) if storage.step_of(one) <= step]), None
-    )
+    kept = [one for one in storage.checkpoints_in(folder) if storage.step_of(one) <= step]
+    newest = kept[-1] if kept else None
     values = {} if best is None else verification.values_in(folder, best.metric, step)
     old, moved = session.services.report, f"rank 0 is on {world.host} from here on"
     session.services.report = report = RunReport(
         open_console(),
-        replace(services.context, rank=0, workers=world.size, run_dir=path),
+        replace(run.context(), rank=0, workers=world.size, run_dir=path),
         first - 1,
-        services.callbacks,
-        lost_lease=services.lost_lease,
+        run.callbacks,
+        lost_lease=session.services.lost_lease,
         lost_lock=lock.lost,
         reporters=trackers_of(session.config, session.state.tracking_id, [], [moved], done=step)(path),
     )
@@ -336,7 +287,7 @@ def _open_again(session: Session, world: World, services: RunServices) -> list[s
     report.append(missing)
     again = [record for record in (*tail, *missing) if record["step"] >= first]
     report.add_events(sorted(again, key=lambda record: int(record["step"])))
-    session.services.saver = saver_of(session, services.parameters, newest, values)
+    session.services.saver = saver_of(session, list(run.model.parameter_shapes), newest, values)
     report.go_on_from(old, session.plan().steps, step)
     return [*notes, *set_aside]
 

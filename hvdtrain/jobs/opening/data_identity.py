@@ -1,7 +1,7 @@
 """Whether all workers have the same data, and whether they are those of a checkpoint."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,12 @@ def same_task(one: str, other: str) -> bool:
     return _short(one) == _short(other)
 
 
+def _short(task: str) -> str:
+    """Return a task's name without the folder or package that it lies in."""
+    place, _, name = task.rpartition(":")
+    return f"{Path(place.removesuffix('.py').replace('.', '/')).name}:{name}"
+
+
 def same_field(name: str, found: Checkpoint, now: Mapping[str, Any]) -> bool:
     """Return whether a field of a checkpoint's config means the same in a job started in this folder."""
     # config.yaml has whole paths, and the checkpoint those that were typed: their last parts are compared
@@ -38,20 +44,11 @@ def same_field(name: str, found: Checkpoint, now: Mapping[str, Any]) -> bool:
     if name == "task":
         return same_task(str(one), str(other))
     if name == "task_options" and ":" not in str(before.get("task")):
-        one, other = _last_parts(one), _last_parts(other)
+        one, other = (
+            {key: Path(str(value)).name if key in PATH_OPTIONS else value for key, value in given.items()}
+            for given in (one if isinstance(one, Mapping) else {}, other or {})
+        )
     return bool(one == other)
-
-
-def _last_parts(options: Any) -> Any:
-    """Return the options of a built-in task with the names of its folders alone."""
-    given = options if isinstance(options, Mapping) else {}
-    return {key: Path(str(value)).name if key in PATH_OPTIONS else value for key, value in given.items()}
-
-
-def _short(task: str) -> str:
-    """Return a task's name without the folder or package that it lies in."""
-    place, _, name = task.rpartition(":")
-    return f"{Path(place.removesuffix('.py').replace('.', '/')).name}:{name}"
 
 
 _EVAL = "eval_data"
@@ -100,74 +97,63 @@ def words_for(key: str) -> str:
 
 NO_DATA = JobData()
 
-# host of a worker and what it found, in the order of ranks
-_Gathered = Sequence[tuple[str, Any]]
-
 
 def identify_data(workers: Workers, datasets: Mapping[str, Any], config: Config) -> JobData:
     """Collective. Take the fingerprints of the data, and check that they are equal on all workers."""
-    # Keys whose values change with every reading are not compared. They are looked for only if fingerprints
-    # differ: another reading takes time.
+    # Keys whose values change with every reading are not compared, if fingerprints differ.
     skip = config.on_bad_sample == "skip"
     given = {key: one for method, data in datasets.items() for key, one in keyed(method, data).items()}
     own = {key: take_fingerprint(dataset, skip) for key, dataset in given.items()}
-    to_evaluate = [key for key in given if key != "train_data"]
     notes = [
         f"reading the {words_for(key)} draws random numbers from a global generator, as random transforms "
         "and masks do: one model has other results at every reading. Leave this out, or seed it by the index"
-        for key in to_evaluate
-        if draws_random_numbers(given[key])
+        for key in given
+        if key != "train_data" and draws_random_numbers(given[key])
     ]
     return agree_on_data(workers, JobData(given, own, skip, tuple(notes)))
 
 
 def agree_on_data(workers: Workers, data: JobData) -> JobData:
     """Collective. Check that the data's fingerprints are equal on all workers; return them with notes."""
-    given, own, skip, notes = data.datasets, data.fingerprints, data.skip, list(data.notes)
-    if len(set(workers.allgather_object(hash_of(sorted(own.items()))))) == 1:
+    own, notes = data.fingerprints, list(data.notes)
+    digest = blake2b(repr(sorted(own.items())).encode(), digest_size=16).digest()
+    if len(set(workers.allgather_object(digest))) == 1:
         return data
-    everyone = workers.allgather_object((workers.host, own))
-    if not any(_first_difference(everyone, key) for key in own):
+    everyone: list[tuple[str, Mapping[str, Fingerprint]]] = workers.allgather_object((workers.host, own))
+
+    def differs(name: str, ignored: Sequence[str] = ()) -> tuple[int, str] | None:
+        """Return index and key of the first sample of which a worker has another value than rank 0."""
+        found = [first_difference(everyone[0][1][name], one[name], ignored) for _, one in everyone[1:]]
+        return min(filter(None, found), default=None)
+
+    if not any(map(differs, own)):
         return data
-    changing = {key: changing_keys(given[key], own[key], skip) for key in own}
-    all_changing = [keys for _, keys in workers.allgather_object((workers.host, changing))]
+    changing = {name: changing_keys(data.datasets[name], own[name], data.skip) for name in own}
+    of_all = workers.allgather_object(changing)
     for name in own:
-        keys = sorted(set().union(*(found[name] for found in all_changing)))
+        keys = sorted(set().union(*(found[name] for found in of_all)))
         notes += [_changes_note(name, keys)] if keys else []
-        difference = _first_difference(everyone, name, keys)
-        if difference is not None:
+        if (difference := differs(name, keys)) is not None:
             index, key = difference
-            found = [(host, digests_at(prints[name], index)) for host, prints in everyone]
-            raise disagreement(name, index, key, found)
-    return JobData(given, own, skip, tuple(notes))
-
-
-def first_samples(data: JobData) -> dict[str, str]:
-    """Return what can be compared of the data as texts, by the name that an error message uses. Local."""
-    values = {}
-    for name, dataset in data.datasets.items():
-        again = take_fingerprint(dataset, data.skip, seconds=0)
-        for key, (first, *_) in data.fingerprints[name].samples.items():
-            other = again.samples.get(key, [None])[0]
-            if first is not None and other is not None and is_same(first, other):
-                values[f"{key!r} of the first sample of the {words_for(name)}"] = first.split()[0]
-    return values
+            raise disagreement(
+                name, index, key, [(host, digests_at(one[name], index)) for host, one in everyone]
+            )
+    return replace(data, notes=tuple(notes))
 
 
 def compare_with_job(data: JobData, fingerprints: Mapping[str, Fingerprint]) -> None:
     """Check that the data are those that the workers of an elastic job train on. Local: no collective."""
     for name, own in data.fingerprints.items():
-        others = fingerprints.get(data.kept_as(name))
+        others, what = fingerprints.get(data.kept_as(name)), ""
         if others is not None and name == "train_data" and own.order != others.order:
+            what = "the order"
+        elif others is not None and own.size == others.size and (found := first_difference(others, own)):
+            index, key = found
+            if key not in changing_keys(data.datasets[name], own, data.skip):
+                what = f"{key!r} of sample {index}"
+        if what:
             raise EnvironmentFault(
-                f"the {words_for(name)} are not stored as those that the job trains on", SAME_DATA
-            )
-        if others is None or own.size != others.size or (found := first_difference(others, own)) is None:
-            continue
-        index, key = found
-        if key not in changing_keys(data.datasets[name], own, data.skip):
-            raise EnvironmentFault(
-                f"{key!r} of sample {index} of the {words_for(name)} is not what the job trains on", SAME_DATA
+                f"{what} of the {words_for(name)} is not what the job trains on", SAME_DATA
             )
 
 
@@ -209,13 +195,6 @@ def is_changed(before: Mapping[str, Fingerprint], data: JobData) -> bool:
         one.size != now.size or one.order != now.order or first_difference(one, now) is not None
         for one, now in pairs
     )
-
-
-def _first_difference(everyone: _Gathered, name: str, ignored: Sequence[str] = ()) -> tuple[int, str] | None:
-    """Return index and key of the first sample of which a worker has another value than rank 0."""
-    first = everyone[0][1][name]
-    found = [first_difference(first, prints[name], ignored) for _, prints in everyone[1:]]
-    return min((difference for difference in found if difference is not None), default=None)
 
 
 def disagreement(
@@ -265,19 +244,10 @@ def _changes_note(name: str, keys: Sequence[str]) -> str:
 
 
 def _changed_remedy(seed_before: Any, seed: int) -> str:
-    causes = (
-        "a split or an order that is random and has no seed or is drawn outside the task's constructor, "
-        "the order of a set (horovodrun sets PYTHONHASHSEED=0 for its workers), changed files, another "
-        "collate or padding"
-    )
-    if seed_before != seed:
-        causes += f", another seed ({seed_before} then, {seed} now)"
+    another = f", another seed ({seed_before} then, {seed} now)" if seed_before != seed else ""
     return (
-        f"Usual causes: {causes}. Give the task the data that it had. "
+        "Usual causes: a split or an order that is random and has no seed or is drawn outside the task's "
+        "constructor, the order of a set (horovodrun sets PYTHONHASHSEED=0 for its workers), changed files, "
+        f"another collate or padding{another}. Give the task the data that it had. "
         "If the change is intended: --on-changed-data warn."
     )
-
-
-def hash_of(value: Any) -> bytes:
-    """Return a hash of a value's representation."""
-    return blake2b(repr(value).encode(), digest_size=16).digest()

@@ -4,7 +4,6 @@ import difflib
 import inspect
 import re
 import sys
-import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import islice
 from typing import Any
@@ -50,8 +49,18 @@ def promises(session: Session, before: Manifest | None) -> str:
     stream, config = session.data.training, session.config
     if not isinstance(stream, Stream):
         return ""
-    workers = session.backend.workers.size
-    parts = _lost_promise(stream, before, config, workers)
+    workers, parts = session.backend.workers.size, list[str]()
+    if before is not None and (stream.is_dealt(before.workers) or stream.is_dealt(workers)):
+        batch, last = (
+            int(c.get("global_batch_size") or n * (c.get("batch_size") or 0) * (c.get("accumulate") or 1))
+            for c, n in ((config.model_dump(), workers), (before.config, before.workers))
+        )
+        if (workers, batch) != (before.workers, last):
+            parts.append(
+                f"warning: resumed on {counted(workers, 'worker')} with a global batch of {batch} after "
+                f"{before.workers} with {last}: of the pass that was begun, some samples may come twice, "
+                "some never"
+            )
     if stream.is_dealt(workers):
         shards = counted(stream.shards, "shard")
         parts.append(f"{shards} are distributed to {workers} workers; the curve depends on their number")
@@ -64,24 +73,6 @@ def promises(session: Session, before: Manifest | None) -> str:
     return "; ".join(parts)
 
 
-def _lost_promise(stream: Stream, before: Manifest | None, config: Config, workers: int) -> list[str]:
-    """Return a warning if a run continues with shards that are assigned otherwise than before."""
-    if before is None or not (stream.is_dealt(before.workers) or stream.is_dealt(workers)):
-        return []
-    batch, last = _global_batch(config.model_dump(), workers), _global_batch(before.config, before.workers)
-    if (workers, batch) == (before.workers, last):
-        return []
-    return [
-        f"warning: resumed on {counted(workers, 'worker')} with a global batch of {batch} after "
-        f"{before.workers} with {last}: of the pass that was begun, some samples may come twice, some never"
-    ]
-
-
-def _global_batch(config: Mapping[str, Any], workers: int) -> int:
-    total = config.get("global_batch_size")
-    return int(total or workers * int(config.get("batch_size") or 0) * int(config.get("accumulate") or 1))
-
-
 def known_size(dataset: Any) -> int | None:
     """Return the number of samples of a data set; of a stream what was declared or counted, or None."""
     if isinstance(dataset, Stream):
@@ -90,8 +81,7 @@ def known_size(dataset: Any) -> int | None:
 
 
 _VALUES = 1 << 21  # of an array that are compared
-_READ = 256  # samples of other data
-_SECONDS = 3.0
+_READ = 64  # samples of other data
 
 
 def open_sets(source: Any, collate: Any, config: Config, method: str) -> tuple[Any, dict[str, Any]]:
@@ -160,18 +150,15 @@ def align_columns(
             wanted = list(expected.get(name, own))
             if own == wanted:
                 continue
-            missing, extra = (
-                [c for c in one if c not in other] for one, other in ((wanted, own), (own, wanted))
-            )
+            missing = [column for column in wanted if column not in own]
+            extra = [column for column in own if column not in wanted]
             if missing or extra:
                 lacks = f"not {some(map(repr, missing), 8)}" if missing else ""
                 has = f"but {some(map(repr, extra), 8)}" if extra else ""
                 problem = f"{name!r} of the {what} has other columns than that of {whose}"
-                raise DataError(
-                    f"{problem}: {', '.join(filter(None, [lacks, has]))}",
-                    "Give both the same columns; their order does not matter.",
-                    everywhere=True,
-                )
+                remedy = "Give both the same columns; their order does not matter."
+                both = ", ".join(filter(None, [lacks, has]))
+                raise DataError(f"{problem}: {both}", remedy, everywhere=True)
             dataset.reorder(name, wanted)
             notes.append(f"{what}: the columns of {name!r} are put in the order of {whose}, by their names")
     return notes
@@ -193,24 +180,14 @@ def _wide_arrays(dataset: Any) -> Arrays:
     else:
         try:
             found = fetch(dataset, np.zeros(1, np.int64))
-            if any(map(_is_wide, found.values())):
-                found = _first_samples(dataset)
+            if any(map(_is_wide, found.values())) and isinstance(dataset, Stream):
+                items = islice(dataset.items(0, 0, None, shuffles=False), _READ)
+                found = dataset.batch_of([dataset.decoded(item) for item in items])
+            elif any(map(_is_wide, found.values())):
+                found = fetch(dataset, np.arange(min(_READ, len(dataset))))
         except Exception:
             return {}  # it is reported when training reads it
     return {name: array for name, array in found.items() if _is_wide(array)}
-
-
-def _first_samples(dataset: Any) -> Arrays:
-    """Return the first samples of a data set, fewer if they take long to read."""
-    if isinstance(dataset, Stream):
-        items = islice(dataset.items(0, 0, None, shuffles=False), _READ)
-        return dataset.batch_of([dataset.decoded(item) for item in items])
-    parts, deadline = [], time.monotonic() + _SECONDS
-    for first in range(0, min(_READ, len(dataset)), 16):
-        parts.append(fetch(dataset, np.arange(first, min(first + 16, len(dataset)))))
-        if time.monotonic() > deadline:
-            break
-    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
 def _is_wide(array: Any) -> bool:
@@ -225,18 +202,19 @@ def make_task(task_class: Callable[..., Any], spec: str, options: Mapping[str, A
     _check_options(task_class, spec, options)
     with task_errors(f"task {spec} cannot be constructed"):
         task = task_class(**options)
-    for name in ("train_data", "eval_data"):
-        if not callable(getattr(task, name, None)):
-            hint = _hint_at(task, name) or "`hvdtrain docs tasks` lists what a task needs."
-            raise TaskError(f"task {spec} has no method {name}()", hint)
-    wanted = FRAMEWORKS[framework].model_method
-    if not callable(getattr(task, wanted, None)):
-        methods = [row.model_method for row in FRAMEWORKS.values()]
-        other = next((name for name in methods if callable(getattr(task, name, None))), None)
-        remedy = f"It has {other}(): use the other --framework, or add {wanted}()." if other else ""
-        remedy = _hint_at(task, wanted) or remedy
-        raise TaskError(f"task {spec} has no method {wanted}(), which --framework {framework} needs", remedy)
     row = FRAMEWORKS[framework]
+    for name in ("train_data", "eval_data", row.model_method):
+        if callable(getattr(task, name, None)):
+            continue
+        needed, remedy = "", "`hvdtrain docs tasks` lists what a task needs."
+        if name == row.model_method:
+            needed, methods = (
+                f", which --framework {framework} needs",
+                [r.model_method for r in FRAMEWORKS.values()],
+            )
+            if other := next((one for one in methods if callable(getattr(task, one, None))), None):
+                remedy = f"It has {other}(): use the other --framework, or add {name}()."
+        raise TaskError(f"task {spec} has no method {name}(){needed}", _hint_at(task, name) or remedy)
     if not any(hasattr(task, name) for name in ("loss", row.loss_method, row.step_method)):
         hint = _hint_at(task, "loss") or _hint_at(task, row.loss_method)
         raise TaskError(f"task {spec} has neither loss nor {framework}_loss(model, batch)", hint)
@@ -255,18 +233,15 @@ def _check_options(task_class: Callable[..., Any], spec: str, options: Mapping[s
         return
     parameters = signature.parameters
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-    for name in options:
-        if name not in parameters and not takes_any:
-            hint = did_you_mean(name, parameters) or (
-                f"It takes {', '.join(parameters)}." if parameters else "It takes none."
-            )
-            raise TaskError(f"task {spec} has no option {name!r} (from task_options)", hint)
+    if not takes_any and (unknown := [name for name in options if name not in parameters]):
+        takes = f"It takes {', '.join(parameters) or 'none'}."
+        hint = did_you_mean(unknown[0], parameters) or takes
+        raise TaskError(f"task {spec} has no option {unknown[0]!r} (from task_options)", hint)
     try:
         signature.bind(**options)
     except TypeError as error:
-        raise TaskError(
-            f"task {spec}: {error}", "Set it with --set task_options.NAME=VALUE or in the config file."
-        ) from None
+        remedy = "Set it with --set task_options.NAME=VALUE or in the config file."
+        raise TaskError(f"task {spec}: {error}", remedy) from None
 
 
 def notes_on_members(task: Any) -> list[str]:
@@ -284,15 +259,15 @@ def unknown_members(task: Any) -> dict[str, str]:
     codes = [getattr(value, "__code__", None) for kind in classes for value in vars(kind).values()]
     read = {name for code in codes if code is not None for name in code.co_names}  # for its own use
     found = {}
-    for name, members in ((name, space) for space in map(vars, classes) for name in space):
-        if name in MEMBERS or name in read or name.startswith("_"):
-            continue
-        if advice := task_advice(name):
-            found[name] = advice
-            continue
-        near = difflib.get_close_matches(name.lower(), MEMBERS, n=1, cutoff=_NEAR)
-        if near and members.get(near[0]) is None:
-            found[name] = f"did you mean {near[0]}{'' if MEMBERS[near[0]] is None else '()'}?"
+    for members in map(vars, classes):
+        for name in members:
+            if name in MEMBERS or name in read or name.startswith("_"):
+                continue
+            near = difflib.get_close_matches(name.lower(), MEMBERS, n=1, cutoff=_NEAR)
+            if advice := task_advice(name):
+                found[name] = advice
+            elif near and members.get(near[0]) is None:
+                found[name] = f"did you mean {near[0]}{'' if MEMBERS[near[0]] is None else '()'}?"
     return found
 
 

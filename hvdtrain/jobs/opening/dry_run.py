@@ -6,30 +6,36 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from hvdtrain.backends.base import Backend
 from hvdtrain.backends.memory import MemoryPlan, mebibytes, memory_plan
 from hvdtrain.backends.objective.counting import IGNORE_INDEX
 from hvdtrain.backends.objective.gathering import comparing_error
 from hvdtrain.backends.objective.logits import named_loss
 from hvdtrain.backends.objective.objective import has_own_values
-from hvdtrain.backends.records import DryRun, ModelInfo
+from hvdtrain.backends.records import ModelInfo
 from hvdtrain.checkpoints.digest import ArrayForm, forms_of
 from hvdtrain.data.eval_sets import TRAINING_DATA, set_words, sets_of
 from hvdtrain.data.feed import HostBatch
+from hvdtrain.data.readers import LocalFetch
+from hvdtrain.data.stream import Stream
 from hvdtrain.errors import DataError, HvdtrainError
 from hvdtrain.host.cores import limit_bytes, peak_bytes
 from hvdtrain.host.frameworks import FRAMEWORKS
 from hvdtrain.jobs.failures import lack_of_memory
-from hvdtrain.jobs.opening.dry_run_checks import Pass, find_error, find_notes
-from hvdtrain.jobs.opening.dry_run_looks import (
+from hvdtrain.jobs.opening.dry_run_checks import (
+    Pass,
+    are_equal,
     drawn_note,
     find_broadcast,
+    find_error,
+    find_notes,
     has_row_numbers,
     random_note,
-    reused_memory,
-    scale_note,
 )
 from hvdtrain.session import Session
+from hvdtrain.workers.activity import ACTIVITY
 from hvdtrain.workers.agreement import Workers
 from hvdtrain.workers.seeding import random_state_kept
 from hvdtrain.workers.user_errors import task_errors
@@ -39,33 +45,53 @@ from hvdtrain.workers.user_errors import task_errors
 class Dry:
     """What a dry run found."""
 
-    # the training data's, and those of the sets of the evaluation data. Empty if training is done already
-    passes: Sequence[Pass]
+    passes: Sequence[Pass]  # of the training data and the evaluation sets; none if training is done already
     notes: Sequence[str]  # what to report to the user, the same on every worker
     seconds: float  # how long it took
     # what stands for a batch in the digest of a checkpoint; empty if the model cannot be compared
     forms: Mapping[str, ArrayForm] = field(default_factory=dict)
 
 
+def try_out(session: Session, task: Any, model: ModelInfo) -> Dry:
+    """Collective. Do the dry run, which precedes whatever is written, and plan the memory with it."""
+    ACTIVITY.enter("in the dry run", is_long=True)
+    memory, backend = session.memory, session.backend
+    plan = memory.own = plan_memory(session, model)
+    found = dry_run(session, task, plan)
+    session.services.forms = found.forms
+    device, limit = backend.device_memory(), memory_limit(backend)
+    memory.own = replace(plan, taken=peak_bytes() if device is None else device.peak)
+    is_split = session.config.stages > 1
+    plans: list[MemoryPlan] = backend.workers.allgather_object(memory.own) if is_split else [memory.own]
+    heaviest = memory.heaviest = max(plans, key=lambda one: one.total_bytes)
+    if limit is None or heaviest.total_bytes <= limit:
+        return found
+    whose = "each worker of this host may take" if device is None else "its GPU has"
+    needs = f"the job needs at least {mebibytes(heaviest.total_bytes)} per worker"
+    note = f"{needs}, and {whose} {mebibytes(limit)}; {'; '.join(heaviest.remedies)}"
+    return replace(found, notes=(note, *found.notes))
+
+
 def dry_run(session: Session, task: Any, memory: MemoryPlan | None = None) -> Dry:
     """Collective. Take a batch of training and of evaluation data through everything but the update."""
     # Nothing that training uses is changed. A worker whose batch fails raises at once: the others may wait
     # in a collective of the model, and learn of it when this worker leaves Horovod.
-    begun_seconds = time.perf_counter()
+    begun_seconds, workers = time.perf_counter(), session.backend.workers
+    again, reused, found = None, None, dict[str, str]()
     with random_state_kept():
         passes = list(_passes(session, task, memory))
-        again = session.data.train_batch(session.plan(), session.state.progress) if passes else None
-        reused = _reused_memory(session) if passes else None
+        if passes:
+            again = session.data.train_batch(session.plan(), session.state.progress)
+            reused = _reused_memory(session)
     errors = [reused, *(find_error(one, passes[0] if place else None) for place, one in enumerate(passes))]
     errors += [comparing_error_of(session, task, one.what, one.comparing) for one in passes]
-    error = next((error for error in errors if error), None)
-    found = dict(note for one in passes for note in find_notes(one))
+    for one in passes:
+        found |= find_notes(one)
     if again is not None:
-        found |= drawn_note(passes[0].arrays, Pass.of("", again, passes[0].result, "").arrays)
+        found |= drawn_note(passes[0].arrays, Pass.of("", again, passes[0].result).arrays)
     if passes and passes[0].comparing and session.config.accumulate > 1:
         found["comparing"] = f"{passes[0].comparing}; it sees one micro-batch, and not the whole batch"
-    workers = session.backend.workers
-    notes = share_findings(workers, error, found)
+    notes = share_findings(workers, next(filter(None, errors), None), found)
     changed = dict(passes[0].result.changed) if passes else {}
     session.backend.replica_state.expect(workers.allgather_object(changed))
     forms: Mapping[str, ArrayForm] = {}
@@ -100,12 +126,16 @@ def check_alone(session: Session, task: Any) -> None:
     share_findings(workers, error, {})
 
 
+def _data_of(session: Session) -> dict[str, Any]:
+    """Return the data sets of a run by what messages call them, the training data first."""
+    to_evaluate = sets_of(session.data.evaluation).items()
+    return {TRAINING_DATA: session.data.training, **{set_words(name): one for name, one in to_evaluate}}
+
+
 def _reused_memory(session: Session) -> HvdtrainError | None:
     """Return the error of data that give several samples in the same memory. Local."""
-    given = {TRAINING_DATA: session.data.training}
-    given |= {set_words(name): dataset for name, dataset in sets_of(session.data.evaluation).items()}
-    for words, dataset in given.items():
-        if name := reused_memory(dataset):
+    for words, dataset in _data_of(session).items():
+        if name := reused_array(dataset):
             return DataError(
                 f"reading a sample of the {words} changes {name!r} of the one that was read before: both lie "
                 "in the same memory, so all samples of a batch become the last one",
@@ -114,83 +144,103 @@ def _reused_memory(session: Session) -> HvdtrainError | None:
     return None
 
 
+def reused_array(dataset: Any) -> str:
+    """Return the name of an array whose memory the next sample has, too; empty if there is none."""
+    size = 0 if isinstance(dataset, Stream) else len(dataset)
+    if size < 2:
+        return ""
+    fetch, ends = LocalFetch(dataset), np.asarray([0, size - 1])
+    try:
+        first, _ = fetch(ends[:1])
+        kept = {name: array.copy() for name, array in first.items()}
+        last = {name: array.copy() for name, array in fetch(ends[1:])[0].items()}
+        changed = [name for name in kept if not are_equal(first[name], kept[name])]
+        pair, _ = fetch(ends)  # of a batch of the two, both may be the last sample's
+        changed += [
+            name
+            for name, (one, other) in pair.items()
+            if are_equal(one, other) and not are_equal(kept[name][0], last[name][0])
+        ]
+    except Exception:
+        return ""  # it is reported when it is read for a step
+    return next(iter(changed), "")
+
+
 def share_findings(workers: Workers, error: HvdtrainError | None, notes: Mapping[str, str]) -> list[str]:
     """Collective. Return the notes of all workers, or raise the error of the first that has one."""
     gathered = workers.allgather_object((error, dict(notes)))
     failed = [(rank, one) for rank, (one, _) in enumerate(gathered) if one is not None]
     if failed:
-        rank, first_error = failed[0]
+        rank, first = failed[0]
         place = f" (found on rank {rank})" if len(failed) < workers.size else ""
-        problem, remedy = f"{first_error.problem}{place}", first_error.remedy
-        raise type(first_error)(problem, remedy, everywhere=True) from error
-    first = {kind: text for _, of_rank in reversed(gathered) for kind, text in of_rank.items()}
-    return [first[kind] for kind in sorted(first)]
+        raise type(first)(f"{first.problem}{place}", first.remedy, everywhere=True) from error
+    texts = {kind: text for _, of_rank in reversed(gathered) for kind, text in of_rank.items()}
+    return [texts[kind] for kind in sorted(texts)]
+
+
+def _named_loss_and_metrics(task: Any, framework: str) -> tuple[str, dict[str, str]]:
+    """Return the name of the task's loss and those of its metrics; none of a loss that calls the model."""
+    if hasattr(task, FRAMEWORKS[framework].loss_method):
+        return "", {}
+    loss, metrics = getattr(task, "loss", None), getattr(task, "metrics", {})
+    if loss is not None:  # a loss object may be that of a name
+        loss, _ = named_loss(loss, framework)
+    names = {key: kind for key, kind in metrics.items() if isinstance(kind, str)}
+    return (loss if isinstance(loss, str) else ""), names
 
 
 def _passes(session: Session, task: Any, memory: MemoryPlan | None) -> Iterator[Pass]:
     """Collective. Yield the pass of each data set; raise at once if one ends with an exception."""
-    plan, row = session.plan(), FRAMEWORKS[session.config.framework]
-    loss = None if hasattr(task, row.loss_method) else getattr(task, "loss", None)
-    if loss is not None:  # a loss object may be that of a name
-        loss, _ = named_loss(loss, session.config.framework)
-    name = loss if isinstance(loss, str) else ""
-    ignored = getattr(task, "ignore_index", IGNORE_INDEX)
-    given = {} if hasattr(task, row.loss_method) else getattr(task, "metrics", {})
-    metrics = {key: kind for key, kind in given.items() if isinstance(kind, str)}
-    sources: list[tuple[str, Any, Callable[[], HostBatch | None]]] = [
-        (TRAINING_DATA, session.data.training, lambda: session.data.train_batch(plan, session.state.progress))
+    plan, config, backend = session.plan(), session.config, session.backend
+    name, metrics = _named_loss_and_metrics(task, config.framework)
+    has_own_step = hasattr(task, FRAMEWORKS[config.framework].step_method)
+    reads: list[Callable[[], HostBatch | None]] = [
+        partial(session.data.train_batch, plan, session.state.progress),
+        *(partial(session.data.eval_batch, plan, one) for one in sets_of(session.data.evaluation)),
     ]
-    sources += [
-        (set_words(name), dataset, partial(session.data.eval_batch, plan, name))
-        for name, dataset in sets_of(session.data.evaluation).items()
-    ]
-    done: list[Pass] = []
-    for what, dataset, read in sources:
+    first: Pass | None = None
+    for read, (what, dataset) in zip(reads, _data_of(session).items(), strict=True):
         with task_errors(f"the first batch of the {what} cannot be read"):
             batch = read()
         if batch is None:  # training is done
             return
         training = what == TRAINING_DATA
-        result = session.backend.dry_run(batch, training=training)
-        is_named = not (training and hasattr(task, row.step_method))  # which computes losses of its own
-        one = Pass.of(what, batch, result, name if is_named else "", ignored)
-        one.named_metrics = metrics if is_named else {}
+        result = backend.dry_run(batch, training=training)
+        one = Pass.of(what, batch, result, getattr(task, "ignore_index", IGNORE_INDEX))
+        if not (training and has_own_step):  # which computes losses of its own
+            one.named_loss, one.named_metrics = name, metrics
         if result.error is not None:  # the others may wait in a collective of the model
             lack = lack_of_memory(result.error, f"the first batch of the {what} fails", memory)
             if lack is not None:
                 raise lack from result.error
-            raise find_error(one, done[0] if done else None) or result.error
+            raise find_error(one, first) or result.error
         own = result.refusal is not None, has_row_numbers(dataset, batch)
-        of_all = session.backend.workers.allgather_object(own)  # what follows may have collectives
+        of_all = backend.workers.allgather_object(own)  # what follows may have collectives
         is_refused, one.with_row_numbers = map(any, zip(*of_all, strict=True))
-        if not is_refused and session.config.stages == 1:
+        if not is_refused and config.stages == 1:
             # of one worker it matters to micro-batches alone
-            matters = comparing_error_of(session, task, what, "it compares") or session.config.accumulate > 1
-            if matters and has_own_values(task, session.config.framework):
-                one.comparing = session.backend.find_comparing(batch, training)
-            _look_at(session, task, one, batch, done[0] if done else None)
-        done.append(one)
+            matters = comparing_error_of(session, task, what, "it compares") or config.accumulate > 1
+            if matters and has_own_values(task, config.framework):
+                one.comparing = backend.find_comparing(batch, training)
+            _look_at(session, task, one, batch, training)
+        first = first or one
         yield one
         if is_refused:
             return
 
 
-def _look_at(session: Session, task: Any, one: Pass, batch: HostBatch, training: Pass | None) -> None:
+def _look_at(session: Session, task: Any, one: Pass, batch: HostBatch, training: bool) -> None:
     """Collective. Add to a pass what more looks at its batch show."""
-    config, what, found = session.config, one.what, one.result
-
-    def evaluated(batch: HostBatch) -> DryRun:
-        return session.backend.dry_run(batch, training=False)
-
-    if training is not None:
+    config, evaluated = session.config, partial(session.backend.dry_run, training=False)
+    if not training:
         again = evaluated(replace(batch, step=batch.step + 1))
-        random = random_note(what, found, again, is_half=config.precision != "fp32")
-        one.note, one.is_random = random or scale_note(what, one.arrays, training.arrays), bool(random)
+        one.note = random_note(one.what, one.result, again, is_half=config.precision != "fp32")
+        one.is_random = bool(one.note)
     elif session.data.evaluation is not None:  # which shows the same of the loss
         return
     # named losses and metrics check shapes themselves
     if not one.with_row_numbers and has_own_values(task, config.framework):
-        one.error = find_broadcast(what, batch, found.outputs, evaluated)
+        one.error = find_broadcast(one.what, batch, one.result.outputs, evaluated)
 
 
 def plan_memory(session: Session, model: ModelInfo) -> MemoryPlan:
@@ -209,32 +259,7 @@ def plan_memory(session: Session, model: ModelInfo) -> MemoryPlan:
     return replace(plan, stage=stage + 1) if stages else plan
 
 
-def tried_plan(session: Session) -> MemoryPlan:
-    """Return this worker's plan with what it has taken by now. Local: no collective."""
-    plan, device = session.memory.own, session.backend.device_memory()
-    assert plan is not None  # made before the dry run
-    return replace(plan, taken=peak_bytes() if device is None else device.peak)
-
-
-def heaviest_plan(session: Session, plan: MemoryPlan) -> MemoryPlan:
-    """Collective if the model is split. Return the plan of the worker that takes most; else this worker's."""
-    if session.config.stages == 1:
-        return plan
-    plans: list[MemoryPlan] = session.backend.workers.allgather_object(plan)
-    return max(plans, key=lambda one: one.total_bytes)
-
-
 def memory_limit(backend: Backend) -> int | None:
     """Return how much memory this worker may take, on its GPU if it has one; None if that is not known."""
     device = backend.device_memory()
     return limit_bytes(backend.workers.local_size) if device is None else device.limit
-
-
-def notes_on_memory(plan: MemoryPlan, backend: Backend) -> list[str]:
-    """Return a note if what is planned does not fit into a worker's memory; empty otherwise. Local."""
-    limit = memory_limit(backend)
-    if limit is None or plan.total_bytes <= limit:
-        return []
-    whose = "each worker of this host may take" if backend.device_memory() is None else "its GPU has"
-    fits = f"the job needs at least {mebibytes(plan.total_bytes)} per worker, and {whose} {mebibytes(limit)}"
-    return [f"{fits}; {'; '.join(plan.remedies)}"]

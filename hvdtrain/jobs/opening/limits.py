@@ -8,7 +8,7 @@ from hvdtrain.backends.objective.objective import REGULARIZATION_LOSS
 from hvdtrain.backends.records import OwnRates
 from hvdtrain.config import Config
 from hvdtrain.config.values import senders
-from hvdtrain.data.eval_sets import TRAINING_DATA, metric_prefixes, set_words, sets_of
+from hvdtrain.data.eval_sets import metric_prefixes, sets_of
 from hvdtrain.early_stopping import SEPARATOR
 from hvdtrain.errors import ConfigError, TaskError
 from hvdtrain.host.frameworks import FRAMEWORKS
@@ -29,13 +29,10 @@ def check_metrics(config: Config, task: Any, eval_data: Any) -> None:
             f"Add loss, or {row.loss_method}(model, batch), or let eval_data() return None.",
             everywhere=True,
         )
-    for field, best in (
-        ("keep_best", config.keep_best),
-        ("early_stopping", config.early_stopping),
-        ("plateau_metric", config.plateau_goal),
-    ):
-        if best is not None:
-            _check_is_known(field, best.metric, config, task, eval_data)
+    goals = ("keep_best", config.keep_best), ("early_stopping", config.early_stopping)
+    for field, goal in (*goals, ("plateau_metric", config.plateau_goal)):
+        if goal is not None:
+            _check_is_known(field, goal.metric, config, task, eval_data)
 
 
 def _check_is_known(field: str, metric: str, config: Config, task: Any, eval_data: Any) -> None:
@@ -51,14 +48,14 @@ def _check_is_known(field: str, metric: str, config: Config, task: Any, eval_dat
     prefixes = metric_prefixes(eval_data).values()
     if f"{set_name}{separator}" in prefixes and (own_loss or plain in known):
         return
-    remedy = [] if own_loss else [f"The task has {', '.join(known)}."]
+    remedy = "" if own_loss else f"The task has {', '.join(known)}. "
     if others := [prefix for prefix in prefixes if prefix]:
-        remedy.append(
+        remedy += (
             f"Metrics of the first set have plain names, those of the others begin with {', '.join(others)}."
         )
     elif own_loss:
-        remedy.append(f"Names of metrics hold no {SEPARATOR!r}: the evaluation data are one set.")
-    raise ConfigError(f"{field}: there is no metric {metric!r}", " ".join(remedy), everywhere=True)
+        remedy = f"Names of metrics hold no {SEPARATOR!r}: the evaluation data are one set."
+    raise ConfigError(f"{field}: there is no metric {metric!r}", remedy.strip(), everywhere=True)
 
 
 def with_learning_rate(config: Config, own: OwnRates | None) -> Config:
@@ -95,17 +92,15 @@ def check_batch_sizes(
 ) -> None:
     """Check that batches are in proportion to the data."""
     of_training = "global_batch_size" if config.global_batch_size else "batch_size"
-    checked = [] if train_data is None else [(of_training, plan.batch, train_data, TRAINING_DATA)]
-    for name, dataset in sets_of(eval_data).items():
-        checked.append(("eval_batch_size", plan.eval_batch, dataset, set_words(name)))
-    for field, batch, dataset, what in checked:
-        size, most = len(dataset), max(_MOST_PASSES * len(dataset), _ALWAYS_ALLOWED)
-        is_given = what == TRAINING_DATA or config.eval_batch_size is not None
-        if is_given and batch.global_batch > most:
+    checked = [] if train_data is None else [(of_training, plan.batch.global_batch, train_data)]
+    if config.eval_batch_size is not None:
+        sets = sets_of(eval_data).values()
+        checked += [("eval_batch_size", plan.eval_batch.global_batch, one) for one in sets]
+    for field, samples, dataset in checked:
+        if samples > (most := max(_MOST_PASSES * len(dataset), _ALWAYS_ALLOWED)):
             raise ConfigError(
-                f"{field}: a batch of all workers has {batch.global_batch:,} samples, which is "
-                f"{batch.global_batch / size:,.0f} times the {what} (size {size:,}); at most {most:,} are "
-                "allowed",
+                f"{field}: a batch of all workers has {samples:,} samples, for data of size "
+                f"{len(dataset):,}; at most {most:,} are allowed",
                 f"Lower {field}: such a batch holds each sample many times, or padding.",
                 everywhere=True,
             )

@@ -27,8 +27,6 @@ from hvdtrain.storage.urls import is_url
 LIMIT_SECONDS = 2.0
 # of a hook that runs git; they would name another repository than the folder's
 _OF_ANOTHER = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_OBJECT_DIRECTORY")
-
-
 _MAX_BYTES = 10_000_000  # of a task's file
 _INSTALLED = ("site-packages", "dist-packages")
 TASK_FOLDER = "task"
@@ -43,42 +41,37 @@ def git_state(folder: Path, limit_seconds: float = LIMIT_SECONDS) -> tuple[str, 
     files that may have changed, as by every ``git status``.
     """
     until = time.monotonic() + limit_seconds
-    if not (commit := _ask(folder, ["rev-parse", "--verify", "HEAD"], until)):
-        return "", None
-    changes = _ask(folder, ["status", "--porcelain", "--untracked-files=no"], until)
-    return commit, None if changes is None else bool(changes)
-
-
-def _ask(folder: Path, words: list[str], until: float) -> str | None:
-    """Return git's answer; None if it gives none in time."""
-    command = ["git", "-c", "core.fsmonitor=false", "--no-optional-locks", "-C", str(folder), *words]
     environ = {name: value for name, value in os.environ.items() if name not in _OF_ANOTHER}
-    try:
-        done = run_limited(command, max(0.0, until - time.monotonic()), environ)
-    except OSError:
-        return None
-    return done.output.strip() if done.code == 0 else None
+
+    def git(*words: str) -> str | None:
+        command = ["git", "-c", "core.fsmonitor=false", "--no-optional-locks", "-C", str(folder), *words]
+        try:
+            done = run_limited(command, max(0.0, until - time.monotonic()), environ)
+        except OSError:
+            return None
+        return done.output.strip() if done.code == 0 else None
+
+    if not (commit := git("rev-parse", "--verify", "HEAD")):
+        return "", None
+    changes = git("status", "--porcelain", "--untracked-files=no")
+    return commit, None if changes is None else bool(changes)
 
 
 @dataclass(frozen=True)
 class Provenance:
     """Where a start of a run came from."""
 
-    command: Sequence[str]  # the words that this process was started with
-    folder: str  # its working folder
+    # what provenance.jsonl has of it: the command and its folder, workers and hosts, the commit of the folder
+    # of the task's file, or of the working folder for a built-in task, and that file if there is one
+    record: Mapping[str, Any]
     hosts: Sequence[str]  # the host of each worker
-    # the commit of the folder of the task's file, or of the working folder for a built-in task, and whether
-    # files there were changed since
-    git: tuple[str, bool | None]
-    task_file: Path | None  # the file of the task; None if it is built in, or has none
-    source: bytes  # what the task's file holds
-    versions: Mapping[str, str]  # of what trains, by name
+    source: bytes = b""  # what the task's file holds
     missing: str = ""  # why config.yaml does not repeat the run; empty if it does
 
     @property
-    def sha256(self) -> str:
-        """SHA-256 of the task's file; empty if there is none."""
-        return hashlib.sha256(self.source).hexdigest() if self.task_file else ""
+    def task_file(self) -> Mapping[str, Any]:
+        """Path and SHA-256 of the task's file; empty if the task is built in, or has none."""
+        return self.record["task_file"] or {}
 
 
 def provenance_of(
@@ -96,16 +89,18 @@ def provenance_of(
         missing = "the task was passed as an instance, and its constructor's arguments are not known"
     elif "<locals>" in config.task or config.task.startswith("__main__:"):
         missing = f"the task {config.task} is in no file that it can be loaded from"
-    return Provenance(
-        command=list(sys.orig_argv),
-        folder=folder,
-        hosts=list(hosts),
-        git=git_state(Path(folder) if file is None else file.parent),
-        task_file=file,
-        source=source,
-        versions={"Python": platform.python_version(), **versions, "numpy": np.__version__},
-        missing=missing,
-    )
+    commit, is_dirty = git_state(Path(folder) if file is None else file.parent)
+    record = {
+        "command": list(sys.orig_argv),
+        "folder": folder,
+        "workers": len(hosts),
+        "hosts": sorted(set(hosts)),
+        "commit": commit or None,
+        "dirty": is_dirty,
+        "task_file": file and {"path": str(file), "sha256": hashlib.sha256(source).hexdigest()},
+        "versions": {"Python": platform.python_version(), **versions, "numpy": np.__version__},
+    }
+    return Provenance(record, list(hosts), source, missing)
 
 
 def task_file(spec: str) -> Path | None:
@@ -130,17 +125,18 @@ def config_text(config: Config, run_dir: Path, provenance: Provenance | None = N
     path = str(run_dir / "config.yaml")
     with suppress(OSError):
         path = os.path.abspath(path)
-    own, size = provenance, len(provenance.hosts)
+    own, task = provenance.record, provenance.task_file
+    again = shlex.join([*_launcher(provenance.hosts), "python", "-m", "hvdtrain", path])
     lines = [
-        f"to repeat this run: {shlex.join([*_launcher(own.hosts), 'python', '-m', 'hvdtrain', path])}"
-        if not own.missing
-        else f"this file does not repeat the run: {own.missing}",
-        f"command: {shlex.join(own.command)}",
-        f"folder: {own.folder}",
-        f"workers: {size} on {', '.join(sorted(set(own.hosts)))}",
-        f"commit: {own.git[0] + _STATES[own.git[1]] if own.git[0] else 'none'}",
-        f"task file: {own.task_file} (sha256 {own.sha256})" if own.task_file else "task file: none",
-        f"versions: {', '.join(f'{name} {version}' for name, version in own.versions.items())}",
+        f"this file does not repeat the run: {provenance.missing}"
+        if provenance.missing
+        else f"to repeat this run: {again}",
+        f"command: {shlex.join(own['command'])}",
+        f"folder: {own['folder']}",
+        f"workers: {own['workers']} on {', '.join(own['hosts'])}",
+        f"commit: {own['commit'] + _STATES[own['dirty']] if own['commit'] else 'none'}",
+        f"task file: {task['path']} (sha256 {task['sha256']})" if task else "task file: none",
+        f"versions: {', '.join(f'{name} {version}' for name, version in own['versions'].items())}",
     ]
     # what would end a line, or cannot be written, is escaped
     return "".join(f"# {one if one.isprintable() else json.dumps(one)}\n" for one in lines) + text
@@ -148,21 +144,24 @@ def config_text(config: Config, run_dir: Path, provenance: Provenance | None = N
 
 def keep(provenance: Provenance, run_dir: Path, step: int, source_dir: Path | None) -> list[str]:
     """Write a start to provenance.jsonl, keep a copy of the task's file; return what to report."""
-    notes, copy = [], ""
+    notes, copy, task = list[str](), "", provenance.task_file
     before = last_start(source_dir) if source_dir is not None else {}
     old = before.get("task_file")
     old = old if isinstance(old, dict) else {}
-    if old.get("sha256") and provenance.sha256 and old["sha256"] != provenance.sha256:
+    if task and old.get("sha256", task["sha256"]) != task["sha256"]:
         kept = f"; {source_dir}/{old['copy']} is what it was" if old.get("copy") else ""
         since = f"has changed since the run's start at step {before.get('step')}"
-        notes.append(f"the task's file {provenance.task_file} {since}{kept}")
+        notes.append(f"the task's file {task['path']} {since}{kept}")
     try:
-        copy = _copy(provenance, run_dir)
+        copy = _copy(provenance, run_dir) if task else ""
     except OSError as error:
         notes.append(f"cannot keep a copy of the task's file: {error.strerror or error}")
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    record = {"time": now, "step": step, **provenance.record}
+    record["task_file"] = {**task, "copy": copy or None} if task else None
     try:
         file = AppendFile(run_dir / PROVENANCE_FILE)
-        problem = file.append((to_json(_as_dict(provenance, step, copy)) + "\n").encode())
+        problem = file.append((to_json(record) + "\n").encode())
         file.close()
     except OSError as error:
         problem = error
@@ -179,33 +178,15 @@ def last_start(run_dir: Path) -> dict[str, Any]:
 
 
 def _copy(provenance: Provenance, run_dir: Path) -> str:
-    """Keep a copy of the task's file next to those of before; return its path, or nothing without a file."""
-    if provenance.task_file is None:
-        return ""
-    folder, name = run_dir / TASK_FOLDER, provenance.task_file.name
+    """Keep a copy of the task's file next to those of before; return its path."""
+    folder, file = run_dir / TASK_FOLDER, Path(provenance.task_file["path"])
     check_link(folder, run_dir)
     folder.mkdir(exist_ok=True)
-    path = folder / name
+    path = folder / file.name
     if path.exists() and read_regular(path, _MAX_BYTES) != provenance.source:
-        path = folder / f"{provenance.task_file.stem}-{provenance.sha256[:8]}{provenance.task_file.suffix}"
+        path = folder / f"{file.stem}-{provenance.task_file['sha256'][:8]}{file.suffix}"
     write_parts(path, [provenance.source])
     return f"{TASK_FOLDER}/{path.name}"
-
-
-def _as_dict(provenance: Provenance, step: int, copy: str) -> dict[str, Any]:
-    file = {"path": str(provenance.task_file), "sha256": provenance.sha256, "copy": copy or None}
-    return {
-        "time": datetime.now(UTC).isoformat(timespec="seconds"),
-        "step": step,
-        "command": list(provenance.command),
-        "folder": provenance.folder,
-        "workers": len(provenance.hosts),
-        "hosts": sorted(set(provenance.hosts)),
-        "commit": provenance.git[0] or None,
-        "dirty": provenance.git[1],
-        "task_file": file if provenance.task_file else None,
-        "versions": dict(provenance.versions),
-    }
 
 
 def _absolute(config: Config) -> dict[str, Any]:

@@ -122,14 +122,10 @@ def opened(
 
 
 def show(text: str, notes: Iterable[str] = ()) -> None:
-    """Show what was done, and what else the user should know."""
-    open_console().print(text, highlight=False, markup=False, soft_wrap=True)
-    show_notes(notes)
-
-
-def show_notes(notes: Iterable[str]) -> None:
-    """Show what the user should know, such as warnings."""
+    """Show what was done, if anything was, and what else the user should know."""
     console = open_console()
+    if text:
+        console.print(text, highlight=False, markup=False, soft_wrap=True)
     for note in notes:
         console.print(f"note: {note}", highlight=False, markup=False, soft_wrap=True, style="yellow")
 
@@ -139,7 +135,15 @@ def chosen_checkpoint(path: Path | str, best: bool | str) -> Path | str:
     if not best:
         return path
     manifests = _manifests_in(path)
-    goal = _goal(best, next(reversed([*manifests.values()]), None))
+    if best is True:
+        newest = next(reversed([*manifests.values()]), None)
+        best = str((newest and newest.config.get("keep_best")) or "loss")
+    if not isinstance(best, str):
+        raise UsageError(f"best must be True, False or the name of a metric, found {best!r}")
+    try:
+        goal = MetricGoal.parse(best)
+    except ValueError as error:
+        raise UsageError(f"best={best!r}: {error}") from None
     values = {candidate: manifest.metrics.get(goal.metric) for candidate, manifest in manifests.items()}
     found: Path | str | None = goal.best_of(values)
     if found is None:
@@ -163,18 +167,6 @@ def _manifests_in(path: Path | str) -> Mapping[Any, Manifest]:
         raise EnvironmentFault(f"cannot read {path}: {error.strerror or error}") from None
     found = {one: verification.read_manifest(one) for one in paths}
     return {one: manifest for one, manifest in found.items() if manifest is not None}
-
-
-def _goal(best: bool | str, newest: Manifest | None) -> MetricGoal:
-    """Return the metric that says which checkpoint is best."""
-    if best is True:
-        best = str((newest and newest.config.get("keep_best")) or "loss")
-    if not isinstance(best, str):
-        raise UsageError(f"best must be True, False or the name of a metric, found {best!r}")
-    try:
-        return MetricGoal.parse(best)
-    except ValueError as error:
-        raise UsageError(f"best={best!r}: {error}") from None
 
 
 @dataclass(frozen=True)

@@ -148,33 +148,21 @@ def _open(
         raise DataError(f"task {job.config.task} has no data to compare outputs on")
     build(job.config, task, backend)
     found, is_ema, notes = load_verified(place, found, backend, job.config)
-    readable = LocalFetch(data, skip=job.config.on_bad_sample == "skip")
-    return found, is_ema, notes, _batches(readable, job.config.eval_batch_size or job.config.batch_size)
+    return found, is_ema, notes, _batches(data, job.config)
 
 
-def _batches(data: LocalFetch, size: int) -> list[HostBatch]:
-    """Return batches of several sizes, from different places of the data."""
-    size, samples = min(max(size, 2), _MOST_COMPARED), _readable(data.dataset)
-    places = ((0, size), (samples // 2, size), (max(0, samples - 2), 2), (samples // 3, 1))
-    return [_batch(data, start, number) for start, number in places]
-
-
-def _readable(dataset: Any) -> int:
-    """Return how many samples can be read by their index."""
-    return 1 if isinstance(dataset, Stream) else len(dataset)
-
-
-def _batch(data: LocalFetch, start: int, size: int) -> HostBatch:
-    """Return consecutive samples as a batch; the data from its start again if there are fewer."""
-    indices = (start + np.arange(size, dtype=np.int64)) % _readable(data.dataset)
-    arrays, _ = data(indices)
-    return HostBatch(
-        step=0,
-        arrays={name: array[None] for name, array in arrays.items()},
-        weights=np.ones((1, size), np.float32),
-        total_weight=float(size),
-        indices=indices[None],
-    )
+def _batches(dataset: Any, config: Config) -> list[HostBatch]:
+    """Return batches of several sizes, of consecutive samples from different places of the data."""
+    read = LocalFetch(dataset, skip=config.on_bad_sample == "skip")
+    size = min(max(config.eval_batch_size or config.batch_size, 2), _MOST_COMPARED)
+    samples = 1 if isinstance(dataset, Stream) else len(dataset)  # that can be read by their index
+    batches = []
+    for start, count in ((0, size), (samples // 2, size), (max(0, samples - 2), 2), (samples // 3, 1)):
+        indices = (start + np.arange(count, dtype=np.int64)) % samples
+        arrays = {name: array[None] for name, array in read(indices)[0].items()}
+        weights = np.ones((1, count), np.float32)
+        batches.append(HostBatch(0, arrays, weights, float(count), indices[None]))
+    return batches
 
 
 def _write(
@@ -208,9 +196,7 @@ def _check_difference(exported: Exported, format_name: str) -> None:
 
 def _check_packages(format_name: str) -> None:
     packages = EXPORT_FORMATS[format_name].packages
-    missing = [
-        name for name in packages if name not in sys.modules and importlib.util.find_spec(name) is None
-    ]
+    missing = [one for one in packages if one not in sys.modules and importlib.util.find_spec(one) is None]
     if missing:
         raise EnvironmentFault(
             f"--to {format_name} needs {', '.join(packages)}; missing: {', '.join(missing)}",

@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -11,7 +11,6 @@ from typing import Any, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
-from hvdtrain.checkpoints.storage import Checkpoint
 from hvdtrain.config.train_options import TrainOptions
 from hvdtrain.data.feed import HostBatch
 from hvdtrain.data.training_data import readers_for
@@ -19,7 +18,7 @@ from hvdtrain.errors import EnvironmentFault, TaskError, UsageError, WorkerFailu
 from hvdtrain.host.launcher import muted_console
 from hvdtrain.jobs.opening.data_identity import words_for
 from hvdtrain.jobs.opening.start import JobSpec
-from hvdtrain.jobs.serving.checkpoint import Call, given_output, open_run, opened, show
+from hvdtrain.jobs.serving.checkpoint import Call, OpenRun, given_output, open_run, opened, show
 from hvdtrain.jobs.serving.outputs import check_not_there, put_into_place, written_beside
 from hvdtrain.jobs.serving.prediction_files import (
     Arrays,
@@ -43,62 +42,35 @@ _Part = tuple[NDArray[np.int64], Rows]
 
 
 @dataclass
-class _Done:
+class _Predictions:
     """Predictions that were made, as rank 0 knows them."""
 
-    checkpoint: Checkpoint
-    is_ema: bool
-    path: Path | None
-    what: str
     file: PredictionFile
     samples: int = 0
     shapes: dict[str, str] = field(default_factory=dict)
     left_out: set[str] = field(default_factory=set)
-    notes: tuple[str, ...] = ()
-
-    def open(self, place: Path, samples: int) -> None:
-        """Begin a file of so many samples; raises as ``add`` does."""
-        with self._writing():
-            self.file = prediction_file(place, samples)
 
     def add(self, everyone: Sequence[_Part]) -> None:
         """Write the workers' parts of one step, in the data's order."""
         for indices, rows in everyone:
-            if not len(indices):
-                continue
-            expected = np.arange(self.samples, self.samples + len(indices))
-            assert (indices == expected).all(), "workers have consecutive samples, in the order of ranks"
-            with self._writing():
+            if len(indices):
+                expected = np.arange(self.samples, self.samples + len(indices))
+                assert (indices == expected).all(), "workers have consecutive samples, in the order of ranks"
                 self.file.add(rows)
-            self.samples += len(indices)
-            self.shapes = {name: f"{array.dtype} {array.shape[1:]}" for name, array in rows.items()}
+                self.samples += len(indices)
+                self.shapes = {name: f"{array.dtype} {array.shape[1:]}" for name, array in rows.items()}
 
-    def finish(self) -> None:
-        """Complete the file; raises as ``add`` does."""
-        with self._writing():
-            self.file.finish()
-
-    @contextmanager
-    def _writing(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            problem = f"cannot write {self.path}: {error.strerror or error}"
-            raise EnvironmentFault(problem, "Nothing was written.") from None
-
-    def describe(self) -> str:
+    def describe(self, run: OpenRun, output: Path | None) -> str:
         """Return what was predicted and written, as text."""
         outputs = ", ".join(f"{name} {shape}" for name, shape in self.shapes.items())
-        notes = [*self.notes]
+        notes = [*run.notes]
         if self.left_out:
             notes.append(f"without {', '.join(sorted(self.left_out))}, which is one value for a whole batch")
-        weights = "EMA weights, " * self.is_ema
-        return (
-            f"predictions: {self.path or 'returned'} "
-            f"({counted(self.samples, 'sample')} of the {self.what}: {outputs})\n"
-            f"of {self.checkpoint.path}, {weights}step {self.checkpoint.manifest.step:,}"
-            + "".join(f"\nnote: {note}" for note in notes)
-        )
+        rows = f"{counted(self.samples, 'sample')} of the {words_for(run.name)}"
+        weights, step = "EMA weights, " * run.is_ema, run.found.manifest.step
+        lines = [f"predictions: {output or 'returned'} ({rows}: {outputs})"]
+        lines += [f"of {run.found.path}, {weights}step {step:,}", *(f"note: {note}" for note in notes)]
+        return "\n".join(lines)
 
 
 def predict(
@@ -154,36 +126,43 @@ def predict_checkpoint(
 
         def once(work: Callable[[], None]) -> None:
             """Work on rank 0 if it is for a file, and else on every worker."""
+
+            def write() -> None:
+                try:
+                    work()
+                except OSError as error:
+                    problem = f"cannot write {output}: {error.strerror or error}"
+                    raise EnvironmentFault(problem, "Nothing was written.") from None
+
             if output is None:
                 return work()
-            return run_on_rank_zero(workers, work, doing="writing the predictions")
+            return run_on_rank_zero(workers, write, doing="writing the predictions")
 
         if output is not None:
             run_on_rank_zero(workers, lambda: check_not_there(output, force))
         method = f"{split}_data" if split else ""
         run = open_run(job, backend, call.place, unverified, method, one_set=True)
-        session, samples = run.session, len(run.session.data.evaluation)
-        done = _Done(run.found, run.is_ema, output, words_for(run.name), arrays, notes=run.notes)
+        done = _Predictions(arrays)
 
         def open_file() -> None:
             if output is not None:
                 written.append(stack.enter_context(written_beside(output)))
-                done.open(written[0], samples)
+                done.file = prediction_file(written[0], len(run.session.data.evaluation))
 
         once(open_file)
         with task_errors("prediction failed", WorkerFailure), backend.ema_weights():
-            for part in _parts(session, job, done):
+            for part in _parts(run.session, job, done):
                 everyone = workers.allgather_object(part)
                 once(partial(done.add, everyone))
-            once(done.finish)
+            once(done.file.finish)
         if output is not None:
             once(lambda: put_into_place(written[0], output))
         if workers.rank == 0:
-            show(done.describe())
+            show(done.describe(run, output))
     return arrays
 
 
-def _parts(session: Session, job: JobSpec, done: _Done) -> Iterator[_Part]:
+def _parts(session: Session, job: JobSpec, done: _Predictions) -> Iterator[_Part]:
     """Yield this worker's part of the outputs, batch by batch, without padding."""
     backend = session.backend
     with (
@@ -205,7 +184,7 @@ def _noted(feed: Iterable[HostBatch], hosts: deque[HostBatch]) -> Iterator[HostB
         yield batch
 
 
-def _by_sample(outputs: Rows, samples: int, done: _Done) -> dict[str, NDArray[Any]]:
+def _by_sample(outputs: Rows, samples: int, done: _Predictions) -> dict[str, NDArray[Any]]:
     """Return the outputs that have a row for each sample; a single number, such as a loss, is left out."""
     kept = {}
     for name, array in outputs.items():

@@ -22,9 +22,8 @@ def check_suffix(path: Path) -> None:
     """Check that predictions can be written to a file of this name."""
     suffix = path.suffix
     if suffix not in _FORMATS:
-        raise UsageError(
-            f"--output {path}: predictions are written to files that end with {' or '.join(_FORMATS)}"
-        )
+        known = " or ".join(_FORMATS)
+        raise UsageError(f"--output {path}: predictions are written to files that end with {known}")
     if suffix == ".parquet" and importlib.util.find_spec("pyarrow") is None:
         raise EnvironmentFault(
             f"--output {path} needs pyarrow", "pip install pyarrow, or write an .npz file."
@@ -83,12 +82,8 @@ class NpzFile(Arrays):
         kind = self._first[name].dtype
         if name not in self._files:
             self._files[name] = (self._folder / f"{name}.npy").open("wb")
-            description = np.lib.format.dtype_to_descr(kind)
-            header = {
-                "descr": description,
-                "fortran_order": False,
-                "shape": (self._samples, *array.shape[1:]),
-            }
+            shape = (self._samples, *array.shape[1:])
+            header = {"descr": np.lib.format.dtype_to_descr(kind), "fortran_order": False, "shape": shape}
             np.lib.format.write_array_header_1_0(self._files[name], header)
         self._files[name].write(array.astype(kind, copy=False).tobytes())
 

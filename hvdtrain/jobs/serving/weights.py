@@ -15,7 +15,7 @@ from hvdtrain.jobs.failures import interruptible
 from hvdtrain.jobs.opening.setup import build, new_task, open_task_data
 from hvdtrain.jobs.opening.start import JobSpec, check_alone, prepare, started
 from hvdtrain.jobs.run_directory.folder import CHECKPOINTS
-from hvdtrain.jobs.serving.checkpoint import Call, given_output, load_verified, opened, show_notes
+from hvdtrain.jobs.serving.checkpoint import Call, given_output, load_verified, opened, show
 from hvdtrain.session import versions_with
 from hvdtrain.workers.seeding import seeded_frameworks
 
@@ -43,18 +43,13 @@ def load(
         trained = loaded.manifest.data.get("train_data")
         for name, columns in (trained.columns if trained else {}).items():
             notes.append(f"the model was trained with the columns {', '.join(columns)} of {name!r}")
-        show_notes(notes)
+        show("", notes)
         return backend.plain_model()
 
 
 # ending of a file's name: the framework that saves such files
-_FILE_ENDINGS = {
-    ".pt": "torch",
-    ".pth": "torch",
-    ".safetensors": "torch",
-    ".weights.h5": "tf",
-    ".keras": "tf",
-}
+_TORCH, _KERAS = (".pt", ".pth", ".safetensors"), (".weights.h5", ".keras")
+_FILE_ENDINGS = {**dict.fromkeys(_TORCH, "torch"), **dict.fromkeys(_KERAS, "tf")}
 
 
 @dataclass(frozen=True)
@@ -106,7 +101,9 @@ def import_file(call: Call, output: Path) -> Imported:
     path = Path(call.place)
     if not path.is_file():
         raise CheckpointError(f"there is no file {path} (looked in {Path.cwd()})")
-    framework = _framework_of(path)
+    framework = next((one for suffix, one in _FILE_ENDINGS.items() if path.name.endswith(suffix)), "")
+    if not framework:
+        raise UsageError(f"{path.name}: of what kind is it?", f"Known endings: {', '.join(_FILE_ENDINGS)}.")
     if storage.checkpoints_in(output) or storage.checkpoints_in(output / CHECKPOINTS):
         raise UsageError(f"--output {output} has checkpoints already", "Give another folder.")
     with interruptible() as signals, seeded_frameworks():
@@ -124,13 +121,6 @@ def import_file(call: Call, output: Path) -> Imported:
     return Imported(path, held, made, job.config)
 
 
-def _framework_of(path: Path) -> str:
-    for suffix, framework in _FILE_ENDINGS.items():
-        if path.name.endswith(suffix):
-            return framework
-    raise UsageError(f"{path.name}: of what kind is it?", f"Known endings: {', '.join(_FILE_ENDINGS)}.")
-
-
 def _make(job: JobSpec, backend: Backend, path: Path, output: Path) -> tuple[str, Path]:
     """Build the model, load the file and write the checkpoint; return what was loaded, and its directory."""
     task_data = open_task_data(job)
@@ -141,19 +131,16 @@ def _make(job: JobSpec, backend: Backend, path: Path, output: Path) -> tuple[str
         pending = backend.gather_state()
         assert pending is not None  # this is the only worker
         output.parent.mkdir(parents=True, exist_ok=True)
-        made = storage.write(output, pending.read(), _manifest(job, backend, task_data.train_data))
+        manifest = Manifest(
+            step=0,
+            samples=0,
+            data_size=len(task_data.train_data),
+            seconds=0.0,
+            workers=1,
+            config=job.config.model_dump(mode="json"),
+            versions=versions_with(backend),
+        )
+        made = storage.write(output, pending.read(), manifest)
     except OSError as error:
         raise EnvironmentFault(f"cannot write {output}: {error.strerror or error}") from None
     return held, made
-
-
-def _manifest(job: JobSpec, backend: Backend, train_data: Any) -> Manifest:
-    return Manifest(
-        step=0,
-        samples=0,
-        data_size=len(train_data),
-        seconds=0.0,
-        workers=1,
-        config=job.config.model_dump(mode="json"),
-        versions=versions_with(backend),
-    )

@@ -12,7 +12,7 @@ from hvdtrain.elastic.member.membership import interface_for
 from hvdtrain.elastic.watch.liveness import Told, Watching
 from hvdtrain.errors import DataError, UsageError
 from hvdtrain.jobs.elastic.job import join_elastic_job
-from hvdtrain.jobs.failures import ElasticSignals, Signals
+from hvdtrain.jobs.failures import Signals
 from hvdtrain.jobs.opening import start
 from hvdtrain.jobs.opening.start import JobSpec, started
 from hvdtrain.workers.world import MemberInfo
@@ -27,7 +27,7 @@ def test_a_job_that_is_not_elastic_joins_nothing(monkeypatch):
 
 
 def test_a_worker_joins_the_job_that_started_it(monkeypatch):
-    signals = ElasticSignals()
+    signals = Signals()
     with ScriptedDriver() as driver, ThreadPoolExecutor(1) as pool:
         for name, value in driver.environ.items():
             monkeypatch.setenv(name, value)
@@ -64,7 +64,7 @@ def backend(monkeypatch):
 
 def test_the_driver_watches_the_workers_of_an_elastic_job(backend):
     member, watching = Member(), Watching()
-    with started(JOB, ElasticSignals(), watching, member) as found:
+    with started(JOB, Signals(), watching, member) as found:
         assert found is backend
         assert watching.explain() == member.explain()
     assert member.errors == []
@@ -72,7 +72,7 @@ def test_the_driver_watches_the_workers_of_an_elastic_job(backend):
 
 
 def _raise_in(member, error):
-    with started(JOB, ElasticSignals(), None, member):
+    with started(JOB, Signals(), None, member):
         raise error
 
 
