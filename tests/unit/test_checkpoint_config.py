@@ -1,6 +1,7 @@
 """What a job takes from a checkpoint's manifest: its config, less what was of that training alone."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from hvdtrain.config import Config, Layer
 from hvdtrain.config.layers import resolve
 from hvdtrain.errors import CheckpointError, UsageError
 from hvdtrain.jobs.opening import checkpoint_config
+from hvdtrain.jobs.opening.data_identity import same_field
 
 
 def manifest(step: int = 3, workers: int = 2, **fields: object) -> Manifest:
@@ -46,28 +48,22 @@ def test_what_was_of_that_training_alone_is_left_out():
 
 def test_what_the_tasks_defaults_say_of_exchanging_gradients_is_left_out():
     """Synchronised batch norm and local steps cannot be had together, but a training had one of them."""
-    made = manifest(sync_batch_norm=True)
     of_task = {"sync_every": 4, "outer_optimizer": "nesterov", "compression": "powersgd:4", "profile": "2-3"}
-    layers = checkpoint_config.layers_of(Checkpoint(Path("c"), made), [])
+    layers = checkpoint_config.layers_of(Checkpoint(Path("c"), manifest(sync_batch_norm=True)), [])
     config = resolve([Layer("defaults of the task", of_task), *layers])
     assert (config.sync_every, config.outer_optimizer, config.compression) == (None, "average", "none")
     assert (config.profile, config.sync_batch_norm) == (None, True)
 
 
 def test_an_evaluation_has_its_own_stages():
-    of_training = {"stages": 2, "stage_cuts": [3], "initial_parameters": "portable"}
-    config = resolved(manifest(**of_training))
-    assert (config.stages, config.stage_cuts, config.initial_parameters) == (1, None, "model")
-    config = resolved(manifest(**of_training), Layer("options", {"stages": 2}))
-    assert (config.stages, config.stage_cuts) == (2, None)
+    made = manifest(stages=2, stage_cuts=[3])
+    assert (resolved(made).stages, resolved(made, Layer("options", {"stages": 2})).stages) == (1, 2)
 
 
 @pytest.mark.parametrize(
     ("fields", "size"),
     [
-        ({"batch_size": 48}, 48),
         ({"batch_size": 48, "eval_batch_size": 5}, 5),
-        ({"global_batch_size": 50}, 25),
         ({"global_batch_size": 50, "accumulate": 2}, 13),
     ],
 )
@@ -75,9 +71,8 @@ def test_a_batch_of_evaluation_is_as_large_as_in_training(fields, size):
     assert resolved(manifest(**fields)).eval_batch_size == size
 
 
-@pytest.mark.parametrize("name", ["batch_size", "global_batch_size", "accumulate"])
-def test_a_size_that_is_no_number_is_refused(name):
-    made = manifest()
+def test_a_size_that_is_no_number_is_refused():
+    made, name = manifest(), "batch_size"
     made.config[name] = "2"
     with pytest.raises(CheckpointError, match=f"{name} in its config must be a whole number, found '2'"):
         resolved(made)
@@ -118,3 +113,18 @@ def test_where_the_newest_is_damaged_the_one_before_must_have_its_config(tmp_pat
     with pytest.raises(CheckpointError, match=r"trained with another config\nTo use that one, name it"):
         checkpoint_config.verified(tmp_path, newest)
     assert checkpoint_config.verified(tmp_path, manifest(2, seed=1)).path == first
+
+
+@pytest.mark.parametrize(
+    ("name", "before", "now", "is_same"),
+    [
+        ("task", "mine.py:Mine", "/first/mine.py:Mine", True),
+        ("task", "mine.py:Mine", "mine.py:Other", False),
+        ("task_options", {"path": "images"}, {"path": "/first/images"}, True),
+        ("task_options", {"path": "images", "model": "a"}, {"path": "images", "model": "b"}, False),
+    ],
+)
+def test_paths_are_the_same_from_another_folder(name, before, now, is_same):
+    given = [{"task": "images", name: one} for one in (before, now)]
+    found = SimpleNamespace(manifest=SimpleNamespace(config=given[0]))
+    assert same_field(name, found, given[1]) is is_same

@@ -10,9 +10,7 @@ from support.fakes import FakeBackend, make_loop_session, on_every_rank, one_wor
 
 from hvdtrain.backends.records import DryRun
 from hvdtrain.config import Layer
-from hvdtrain.data.datasets import as_dataset
 from hvdtrain.errors import DataError, NonFiniteLossError, TaskError
-from hvdtrain.jobs.opening.data_sets import find_merged
 from hvdtrain.jobs.opening.dry_run import dry_run, share_findings
 from hvdtrain.jobs.train import check_job, run_job
 from hvdtrain.training_plan import Progress
@@ -83,7 +81,6 @@ def test_a_check_writes_nothing_and_says_what_it_found(here, capsys):
     assert lines[0].endswith("on the CPU, 1 worker; nothing was trained")
     assert lines[1] == "  model       3,610 parameters in 4 tensors"
     assert lines[2] == "  training    inputs float32 (16, 8, 8, 1), targets int64 (16,)"
-    assert lines[3] == "              outputs float64 (16, 10)" or "outputs float32 (16, 10)" in lines[3]
     assert lines[5].startswith("  evaluation  inputs float32 (16, 8, 8, 1)")
     named = {line[2:14].strip(): line for line in lines}
     assert {"precision", "gradients", "Horovod", "set for you", "time"} < set(named)
@@ -185,11 +182,3 @@ def test_what_one_worker_refuses_ends_the_looks_of_all(tmp_path):
         return len(calls)
 
     assert on_every_rank(["a", "b"], work) == [1, 1]
-
-
-def test_values_that_become_equal_are_an_error_that_a_worker_may_find_alone():
-    near = {"inputs": np.asarray([[1e9, 1e9 + 1]]).T}
-    error = find_merged({"training data": as_dataset(near)})
-    assert "become equal" in error.problem
-    assert not error.everywhere
-    assert find_merged({"training data": as_dataset({"inputs": np.ones((2, 1))})}) is None

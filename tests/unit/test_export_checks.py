@@ -20,8 +20,6 @@ ONE = np.array([[1.0, -4.0], [0.0, 2.0]])
         ([ONE], 0.0),
         ([ONE + 0.5], 0.5),
         ([ONE[:1]], np.inf),
-        ([], np.inf),
-        ([ONE, ONE], np.inf),
         ([np.where(ONE == 2, np.nan, ONE)], np.inf),
     ],
 )
@@ -34,17 +32,6 @@ def test_each_output_is_compared_relative_to_its_own_numbers():
     large, small = 100 * ONE, ONE
     assert compare([large, small], [large, small + 0.01]).relative == pytest.approx(0.01 / 4)
     assert compare([1e6 * ONE, small], [1e6 * ONE, small + 0.01]).relative == pytest.approx(0.01 / 4e3)
-
-
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_numbers_that_are_not_finite_equal_themselves(value):
-    array = np.where(ONE == 2, value, ONE)
-    assert compare([array], [array.copy()]).difference == 0.0
-
-
-def test_a_model_that_gives_zeros_is_compared_absolutely():
-    zeros = np.zeros((2, 2), np.float32)
-    assert compare([zeros], [zeros + 1e-3]).relative == pytest.approx(1e-3)
 
 
 @pytest.mark.parametrize(
@@ -70,19 +57,16 @@ def test_weights_that_do_not_fit_are_listed_with_the_closest():
     ]
 
 
-@pytest.mark.parametrize("kind", ["file", "folder"])
-def test_what_was_there_is_replaced_whole(kind, tmp_path):
+def test_what_was_there_is_replaced_whole(tmp_path):
     output = tmp_path / "x"
-    for name, text in (("old", "1"), ("new", "2")):
+    for name in ("old", "new"):
         with export.written_beside(output) as written:
-            if kind == "folder":
-                written.mkdir()
-            (written / name if kind == "folder" else written).write_text(text)
+            written.mkdir()
+            (written / name).touch()
             written.with_name("x.data").write_text(name)
             export.put_into_place(written, output)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["x", "x.data"]
-    assert (tmp_path / "x.data").read_text() == "new"
-    assert [p.name for p in output.iterdir()] == ["new"] if kind == "folder" else output.read_text() == "2"
+    assert ((tmp_path / "x.data").read_text(), [p.name for p in output.iterdir()]) == ("new", ["new"])
 
 
 def test_what_failed_leaves_nothing(tmp_path):

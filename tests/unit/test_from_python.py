@@ -5,7 +5,6 @@ import math
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,7 +19,7 @@ from hvdtrain.errors import CheckpointError, TaskError, UsageError
 from hvdtrain.host.launcher import muted_console, open_console
 from hvdtrain.jobs import failures
 from hvdtrain.jobs.failures import is_shared
-from hvdtrain.jobs.outcome import best_of, with_own_history
+from hvdtrain.jobs.outcome import best_of
 from hvdtrain.jobs.serving.checkpoint import chosen_checkpoint
 from hvdtrain.jobs.train import run_job
 from hvdtrain.reporting.records import line_of
@@ -85,11 +84,6 @@ def test_best_values_by_the_end_that_is_better():
         "accuracy": Best(0.7, 2),
         "score": Best(1.0, 2),
     }
-
-
-def test_a_log_is_not_read_for_a_summary_that_is_not_returned():
-    session, summary = SimpleNamespace(services=SimpleNamespace(keeps_history=False)), object()
-    assert with_own_history(session, summary) is summary
 
 
 def test_the_best_checkpoint_of_a_run(train, monkeypatch):

