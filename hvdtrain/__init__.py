@@ -37,15 +37,15 @@ _HOMES = {
     "Weighted": "hvdtrain.backends.objective.counting",
     "all_gather": "hvdtrain.backends.objective.gathering",
     "as_dataset": "hvdtrain.data.datasets",
-    "evaluate": "hvdtrain.jobs.serving.evaluate",
-    "export": "hvdtrain.jobs.serving.export",
-    "import_weights": "hvdtrain.jobs.serving.weights",
+    "evaluate": "hvdtrain.jobs.serving.inference",
+    "export": "hvdtrain.jobs.serving.models",
+    "import_weights": "hvdtrain.jobs.serving.models",
     "launch": "hvdtrain.jobs.launch",
-    "load": "hvdtrain.jobs.serving.weights",
+    "load": "hvdtrain.jobs.serving.models",
     "lr_find": "hvdtrain.tools.search.lr_find",
     "open_parquet": "hvdtrain.data.parquet",
     "pad": "hvdtrain.data.collate",
-    "predict": "hvdtrain.jobs.serving.predict",
+    "predict": "hvdtrain.jobs.serving.inference",
     "stream": "hvdtrain.data.stream",
     "train": "hvdtrain.jobs.train",
 }
@@ -64,10 +64,8 @@ if TYPE_CHECKING:
     from hvdtrain.data.parquet import open_parquet
     from hvdtrain.data.stream import stream
     from hvdtrain.jobs.launch import launch
-    from hvdtrain.jobs.serving.evaluate import evaluate
-    from hvdtrain.jobs.serving.export import export
-    from hvdtrain.jobs.serving.predict import predict
-    from hvdtrain.jobs.serving.weights import import_weights, load
+    from hvdtrain.jobs.serving.inference import evaluate, predict
+    from hvdtrain.jobs.serving.models import export, import_weights, load
     from hvdtrain.jobs.train import train
     from hvdtrain.task import Dataset
     from hvdtrain.tools.search.lr_find import lr_find

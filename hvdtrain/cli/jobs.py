@@ -173,7 +173,7 @@ def evaluate(
     Evaluation works with any number of workers and in either framework. Fields that are not given have the
     values of the checkpoint.
     """
-    from hvdtrain.jobs.serving.evaluate import evaluate_checkpoint
+    from hvdtrain.jobs.serving.inference import evaluate_checkpoint
 
     evaluate_checkpoint(_call(checkpoint, best, given_layers(assignments, options)), output)
 
@@ -203,7 +203,7 @@ def export(
     CHECKPOINT is a checkpoint directory, or a run directory for its newest good checkpoint, or a URL of one.
     The export is loaded back and compared with the model.
     """
-    from hvdtrain.jobs.serving.export import export_checkpoint
+    from hvdtrain.jobs.serving.models import export_checkpoint
 
     done = export_checkpoint(
         _call(checkpoint, best, given_layers(assignments, options)), format_name, output, force
@@ -237,7 +237,7 @@ def predict(
     Prediction works with any number of workers and in either framework. The rows have the order of the task's
     data.
     """
-    from hvdtrain.jobs.serving.predict import predict_checkpoint
+    from hvdtrain.jobs.serving.inference import predict_checkpoint
 
     predict_checkpoint(_call(checkpoint, best, given_layers(assignments, options)), output, split, force)
 
@@ -260,7 +260,7 @@ def import_(
     WEIGHTS is a file that PyTorch or Keras saved. Training starts from the checkpoint with --init.
     """
     from hvdtrain.jobs.serving.checkpoint import Call
-    from hvdtrain.jobs.serving.weights import import_file
+    from hvdtrain.jobs.serving.models import import_file
 
     done = import_file(Call(weights, given_layers(assignments, options)), output)
     click.echo(printable(done.describe()))

@@ -21,9 +21,8 @@ from hvdtrain.jobs.opening.dry_run import Dry, try_out
 from hvdtrain.jobs.opening.setup import TaskData, TrainingRun
 from hvdtrain.jobs.outcome import LAST_SAVE_SECONDS, errors_noted
 from hvdtrain.jobs.resume import ResumePoint
-from hvdtrain.jobs.run_directory.folder import CHECKPOINTS, open_run
+from hvdtrain.jobs.run_directory.folder import CHECKPOINTS, end_uploads, open_run
 from hvdtrain.jobs.run_directory.provenance import keep, provenance_of
-from hvdtrain.jobs.run_directory.stored import end_uploads
 from hvdtrain.jobs.track import agree_on_id, trackers_of
 from hvdtrain.reporting.index_trace import IndexTrace
 from hvdtrain.reporting.report import Report

@@ -99,11 +99,8 @@ def expect_answer(seconds: float, rank: int, host: str) -> Iterator[None]:
     # A collective cannot be given up, so this cannot be an exception.
 
     def give_up() -> None:
-        _write(
-            f"rank {rank} on {host}: the other workers did not answer within {seconds:.0f} s",
-            "Check that every worker runs the same command with the same --framework, and that all "
-            "hosts can reach each other.",
-        )
+        remedy = "Check that all workers run the same command, and that all hosts can reach each other."
+        _write(f"rank {rank} on {host}: the other workers did not answer within {seconds:.0f} s", remedy)
         exit_at_once(EXIT_ENVIRONMENT)
 
     with deadline(seconds, give_up):

@@ -32,8 +32,7 @@ from hvdtrain.errors import (
     WorkerFailure,
 )
 from hvdtrain.jobs.failures import Signals, do_in_time, exchange_cause, lack_of_memory, name_lost_worker
-from hvdtrain.jobs.run_directory.folder import CHECKPOINTS
-from hvdtrain.jobs.run_directory.stored import end_uploads, publish, published
+from hvdtrain.jobs.run_directory.folder import CHECKPOINTS, end_uploads, publish, published
 from hvdtrain.reporting.jsonl import lines_of, write_json
 from hvdtrain.reporting.records import TAIL, RecentRecords, line_of
 from hvdtrain.reporting.report import METRICS_FILE, SUMMARY_FILE, Report
@@ -159,17 +158,14 @@ def end_together(session: Session, summary: Summary) -> Summary:
     common: Summary = workers.broadcast_object(replace(summary, metrics_log=b""))
     summary = replace(common, metrics_log=log)
     if summary.save_error and _is_unsaved(session, summary):
-        if session.is_remote and not summary.failed_saves:
-            raise SaveError(  # the state is on this host
-                summary.save_error,
-                f"Newest one there: {summary.checkpoint or 'none'}. The same command with --resume, "
-                "on the host of rank 0, uploads the rest.",
-                everywhere=True,
-            )
+        newest = summary.checkpoint or "none"
+        if session.is_remote and not summary.failed_saves:  # the state is on this host
+            again = "The same command with --resume, on the host of rank 0, uploads the rest."
+            raise SaveError(summary.save_error, f"Newest one there: {newest}. {again}", everywhere=True)
         what = "the checkpoint could not be written: " if summary.failed_saves else "the last state is lost: "
         raise SaveError(
             f"{what}{summary.save_error}",
-            f"Newest good one: {summary.checkpoint or 'none'}. Mend the disk, then continue with --resume.",
+            f"Newest good one: {newest}. Mend the disk, then continue with --resume.",
             everywhere=True,
         )
     if session.stopped:
@@ -274,16 +270,14 @@ def ending_of(error: BaseException, session: Session, explain: Callable[[], Watc
         return Ending("stopped", f"interrupted by {error}", error)
     if isinstance(error, PeerLostError):
         error = name_lost_worker(error, explain)
-    if isinstance(error, HvdtrainError):
-        return Ending("failed", error.problem, error)
-    if isinstance(error, ENDINGS):
-        return Ending("failed", None, error)
-    doing = f"training failed {where_it_stood(session)}"
-    failure: HvdtrainError = lack_of_memory(error, doing, session.memory.own) or WorkerFailure(
-        f"{doing}: {where_raised(error)}"
-    )
-    failure.__cause__ = error
-    return Ending("failed", failure.problem, failure)
+    if not isinstance(error, HvdtrainError):
+        if isinstance(error, ENDINGS):
+            return Ending("failed", None, error)
+        doing, cause = f"training failed {where_it_stood(session)}", error
+        lack = lack_of_memory(error, doing, session.memory.own)
+        error = lack or WorkerFailure(f"{doing}: {where_raised(error)}")
+        error.__cause__ = cause
+    return Ending("failed", error.problem, error)
 
 
 @contextmanager

@@ -53,6 +53,7 @@ def describe_plan(
 ) -> str:
     """Return what the run is going to do, as text."""
     config, workers, own = session.config, session.backend.workers.size, model.own_rates
+    memory = session.memory.heaviest
     copy = f" (local copy {session.services.run_dir} until all of it is there)" if session.is_remote else ""
     alone = "one worker, which keeps all of it: sharding changes nothing"
     kept = "optimizer" if config.framework == "tf" else config.shard  # TensorFlow keeps whole gradients
@@ -75,7 +76,7 @@ def describe_plan(
         "groups": "; ".join(model.groups),
         "precision": "" if (precision := describe_precision(config, model)) == "fp32" else precision,
         "gradients": "" if model.reduction == _USUAL_REDUCTION else model.reduction,
-        "memory": _memory(session, limit),
+        "memory": memory.describe() if memory and limit and memory.total_bytes > _MUCH * limit else "",
         "sharded": "" if config.shard == "none" else sharded,
         "stages": _indented(describe_stages(config, workers, model.stages)),
         "options": _options(config),
@@ -116,12 +117,6 @@ def describe_stages(config: Config, workers: int, stages: Sequence[str]) -> str:
         "take equally long; with a larger --accumulate, less"
     )
     return "\n".join([first, *stages])
-
-
-def _memory(session: Session, limit: int | None) -> str:
-    """Return what a worker takes of memory if that is a large part of what it may take."""
-    plan = session.memory.heaviest
-    return plan.describe() if plan and limit is not None and plan.total_bytes > _MUCH * limit else ""
 
 
 def describe_settings(session: Session, settings: Mapping[str, str]) -> str:
@@ -166,9 +161,7 @@ def _data(session: Session) -> str:
 
 def _eval_sets(session: Session) -> str:
     sets = sets_of(session.data.evaluation)
-    if "" in sets or not sets:
-        return ""
-    sizes = [f"{name} ({size_words(dataset)})" for name, dataset in sets.items()]
+    sizes = [f"{name} ({size_words(dataset)})" for name, dataset in sets.items() if name]
     first = f"; metrics of {next(iter(sets))} have plain names" if len(sets) > 1 else ""
     return f"{', '.join(sizes)}{first}"
 

@@ -28,10 +28,14 @@ from hvdtrain.jobs.opening.checkpoint_config import (
 )
 from hvdtrain.jobs.opening.data_identity import compare_with_checkpoint, same_field, same_task
 from hvdtrain.jobs.opening.setup import TrainingRun
-from hvdtrain.jobs.run_directory.folder import CHECKPOINTS, lock_run
-from hvdtrain.jobs.run_directory.stored import begin_in_store, origin_of, resumed_checkpoint
-from hvdtrain.jobs.serving.checkpoint import chosen_checkpoint
-from hvdtrain.jobs.serving.outputs import place_of
+from hvdtrain.jobs.run_directory.folder import (
+    CHECKPOINTS,
+    begin_in_store,
+    lock_run,
+    origin_of,
+    resumed_checkpoint,
+)
+from hvdtrain.jobs.serving.checkpoint import chosen_checkpoint, place_of
 from hvdtrain.session import versions_with
 from hvdtrain.storage.files import run_folder
 from hvdtrain.storage.text import counted, with_urls
@@ -86,10 +90,9 @@ def restore(
     best: bool | str = False,
 ) -> ResumePoint:
     """Collective. Find where to start from, and load it into every worker's backend."""
-    workers = backend.workers
     states: list[PortableState] = []  # rank 0's alone: it does not travel as an object
     point = run_on_rank_zero(
-        workers,
+        backend.workers,
         lambda: _find(
             config, backend, data_size, compare_data, states.append, is_stream=is_stream, best=best
         ),
@@ -118,7 +121,7 @@ def restore(
             notes += changed_outputs(source, backend, config, config.ema_decay is not None)
     if (newest := point.newest) is not None:  # nothing there changes before the state has fitted
         later = partial(storage.quarantine_later, newest.parent, storage.step_of(newest))
-        notes += run_on_rank_zero(workers, later)
+        notes += run_on_rank_zero(backend.workers, later)
     return replace(point, weights=weights, notes=tuple(notes))
 
 
@@ -155,18 +158,16 @@ def _find(
     notes += compare_data(found)
     state, of_state = _state_for(found, config)
     notes += of_state
-    workers_before, workers = found.manifest.workers, backend.workers.size
-    if config.sync_every is not None and workers_before != workers:
+    manifest, goal = found.manifest, config.keep_best
+    if config.sync_every is not None and manifest.workers != backend.workers.size:
         notes.append(
             "local steps: the result depends on the number of workers, which was "
-            f"{workers_before} and is {workers}"
+            f"{manifest.workers} and is {backend.workers.size}"
         )
-    before = str(found.manifest.config.get("compression"))
-    state, of_compression = fitting_state(state, config.compression, before)
+    state, of_compression = fitting_state(state, config.compression, str(manifest.config.get("compression")))
     notes += [of_compression] if of_compression else []
     use(state)
     in_place = config.run_dir is not None and found.path.parent.resolve() == _folder(config).resolve()
-    manifest, goal = found.manifest, config.keep_best
     if manifest.config.get("seed") != config.seed:
         notes.append("another seed is another order: of this epoch, some samples come twice and some never")
     return ResumePoint(
@@ -202,17 +203,14 @@ def _state_for(found: Checkpoint, config: Config) -> tuple[PortableState, list[s
 
 def changes(found: Checkpoint, config: Config, backend: Backend) -> list[str]:
     """Return what differs from when a checkpoint was made: config, number of workers, versions."""
-    manifest, new = found.manifest, config.model_dump(mode="json")
+    manifest, new, versions = found.manifest, config.model_dump(mode="json"), versions_with(backend)
     pairs = [
         (name, manifest.config[name], new[name])
         for name in new
         if name in manifest.config and name not in _NOT_COMPARED and not same_field(name, found, new)
     ]
     pairs.append(("workers", manifest.workers, backend.workers.size))
-    versions = versions_with(backend)
-    pairs += [
-        (name, manifest.versions[name], versions[name]) for name in versions if name in manifest.versions
-    ]
+    pairs += [(name, old, versions[name]) for name, old in manifest.versions.items() if name in versions]
     return [f"{name} {_describe(old)} -> {_describe(value)}" for name, old, value in pairs if old != value]
 
 

@@ -38,8 +38,8 @@ from hvdtrain.jobs.plan_text import (
     show_plan,
 )
 from hvdtrain.jobs.resume import ResumePoint, find_start, restore
+from hvdtrain.jobs.run_directory.folder import storing
 from hvdtrain.jobs.run_directory.lock import RunLock
-from hvdtrain.jobs.run_directory.stored import storing
 from hvdtrain.loop import run as run_loop
 from hvdtrain.session import Session
 from hvdtrain.storage.text import counted

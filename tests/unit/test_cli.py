@@ -151,8 +151,8 @@ def test_the_job_loads_no_framework_before_it_knows_which():
     assert (
         loaded_by(
             "-c",
-            "import hvdtrain.jobs.train, hvdtrain.cli, hvdtrain.jobs.serving.evaluate, "
-            "hvdtrain.jobs.serving.export",
+            "import hvdtrain.jobs.train, hvdtrain.cli, hvdtrain.jobs.serving.inference, "
+            "hvdtrain.jobs.serving.models",
         )
         & HEAVY
         == set()

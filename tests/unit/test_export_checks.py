@@ -9,7 +9,7 @@ import pytest
 from hvdtrain.backends.portable.files import check_fit, compare
 from hvdtrain.backends.records import Exported
 from hvdtrain.errors import CheckpointError, EnvironmentFault
-from hvdtrain.jobs.serving import export
+from hvdtrain.jobs.serving import models as export
 
 ONE = np.array([[1.0, -4.0], [0.0, 2.0]])
 

@@ -19,7 +19,7 @@ from hvdtrain.errors import CheckpointError, ConfigError, Interrupted, SaveError
 from hvdtrain.horovod_build import InstalledBuild
 from hvdtrain.jobs.opening import start as starting
 from hvdtrain.jobs.serving.checkpoint import Call
-from hvdtrain.jobs.serving.evaluate import evaluate_checkpoint
+from hvdtrain.jobs.serving.inference import evaluate_checkpoint
 from hvdtrain.jobs.train import run_job
 
 BUILD = InstalledBuild("0.28.1", "2.13.0", None, None, gloo=True, nccl=False)

@@ -117,13 +117,12 @@ def _join_launch() -> bool:
     launch, build = stated_launch(), installed_build()
     if launch is None or launch.launcher == HOROVODRUN or build is None:
         return False
-    controller = os.environ.get("HOROVOD_CONTROLLER", "").lower()
-    by_default = "gloo" if launched_rank() is None else "mpi"  # as environment.prepare chooses
-    without_mpi = build.patches and not build.mpi
     if launch.launcher == TORCHRUN and launch.size > 1:
         join_torchrun()
         return True
-    if without_mpi or (controller or by_default) == "gloo":
+    by_default = "gloo" if launched_rank() is None else "mpi"  # as environment.prepare chooses
+    controller = os.environ.get("HOROVOD_CONTROLLER", "").lower() or by_default
+    if controller == "gloo" or (build.patches and not build.mpi):
         check_launch_is_seen(launch, size=1, rank=0, build=build.mpi or "")
     return False
 
@@ -161,8 +160,7 @@ def started(
         ACTIVITY.part = f", as {Layout.of(backend.workers, job.config.stages).describe()}"
     try:
         with nullcontext() if membership else _watched(job, backend, watching):
-            if membership is not None:
-                watching.explain = membership.explain
+            watching.explain = membership.explain if membership else watching.explain
             try:
                 yield backend
             except PeerLostError as error:
@@ -204,13 +202,11 @@ def check_may_be_elastic(membership: Membership | None) -> None:
 def check_alone(backend: Backend, command: str) -> None:
     """Check that this is the only worker. Local: no collective."""
     if backend.workers.size > 1:
-        raise UsageError(
-            f"{command} is done by one worker; there are {backend.workers.size}",
-            "Call it in a script without a launcher, after the job."
-            if command == "load"
-            else f"Start it without a launcher: python -m hvdtrain {command} ...",
-            everywhere=True,
-        )
+        remedy = f"Start it without a launcher: python -m hvdtrain {command} ..."
+        if command == "load":
+            remedy = "Call it in a script without a launcher, after the job."
+        problem = f"{command} is done by one worker; there are {backend.workers.size}"
+        raise UsageError(problem, remedy, everywhere=True)
 
 
 def handshake(job: JobSpec, backend: Backend) -> list[str]:

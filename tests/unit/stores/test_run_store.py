@@ -14,7 +14,7 @@ from hvdtrain.checkpoints.remote.run_store import RunStore
 from hvdtrain.checkpoints.remote.stored_checkpoints import fetch
 from hvdtrain.checkpoints.saver import BackgroundSaver
 from hvdtrain.errors import ConfigError
-from hvdtrain.jobs.run_directory.stored import end_uploads, published
+from hvdtrain.jobs.run_directory.folder import end_uploads, published
 from hvdtrain.storage.urls import StoreError
 
 
