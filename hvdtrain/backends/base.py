@@ -67,11 +67,10 @@ class _Built(ABC):
     weight_shapes: Shapes  # of the whole model's arrays by portable name
     step: Any
     parts: Any  # what the step is made of
-    # of the framework: its modules ``probes``, ``export`` and ``steps/parts.py``, and the classes of what
-    # records steps and of the state that no optimizer updates
+    # of the framework: its modules ``probes`` and ``export``, and the classes of what records steps and of
+    # the state that no optimizer updates
     _probes: Any
     _files: Any
-    _making: Any
     _recorder: Any
     _untrained: Any
     _state_tensors: Any
@@ -80,7 +79,7 @@ class _Built(ABC):
 
     def _take(self, parts: Any) -> None:
         """Take the parts of a step, at first and when others are trained."""
-        self.parts, self.optimizers = parts, self._optimizers_of(parts)
+        self.parts, self.optimizers = parts, list(parts.optimizers.values())
         self.step.attach(parts)
         self._state = self.step.make_state()
 
@@ -95,10 +94,6 @@ class _Built(ABC):
     @abstractmethod
     def _moving_state(self, changed_early: Sequence[Any] = ()) -> Any:
         """Return what keeps the values that a step changes while it may still fail."""
-
-    @abstractmethod
-    def _optimizers_of(self, parts: Any) -> list[Any]:
-        """Return the optimizers, for callbacks."""
 
     @abstractmethod
     def _state_of_layers(self, is_root: bool) -> PortableState:
@@ -128,7 +123,7 @@ class Seam(_Built):
         self._moving = self._moving_state(step.changed_early())
         if config.initial_parameters == "portable":
             self._state.load_initial(config.seed)
-        info: ModelInfo = step.describe(self._making.describe_parts(step, parts))
+        info: ModelInfo = step.describe(parts.describe(step))
         return info
 
     @abstractmethod

@@ -1,16 +1,20 @@
-"""The steps of a job, of which a backend chooses one; each framework has them in its folder ``steps/``."""
+"""The steps of a job, of which a backend chooses one of its folder ``steps/``, and what they are made of."""
 
 from collections.abc import Callable, Sequence
+from copy import copy
 from functools import partial
 from importlib import import_module
-from typing import Any, cast
+from typing import Any, Self, cast
 
 from hvdtrain.backends.custom_step import own_step_of
-from hvdtrain.backends.optimizers import MAIN
-from hvdtrain.backends.records import DryRun, ModelInfo, PortableState, Shapes, StatePart
+from hvdtrain.backends.optimizers import MAIN, ParameterGroups, own_optimizer_method
+from hvdtrain.backends.records import DryRun, ModelInfo, OwnRates, PortableState, Shapes, StatePart
+from hvdtrain.backends.reduction import choose_reducer
 from hvdtrain.backends.step_metrics import PartialSums, PendingVector
+from hvdtrain.backends.trained_set import frozen_by_config
 from hvdtrain.config import Config
 from hvdtrain.data.feed import HostBatch
+from hvdtrain.errors import TaskError
 from hvdtrain.host.frameworks import FRAMEWORKS
 from hvdtrain.workers.agreement import Workers, run_on_rank_zero
 
@@ -33,25 +37,108 @@ def choose_step(task: Any, config: Config) -> Callable[..., Any]:
     return found
 
 
+class PartsBase:
+    """What a step is made of; each framework's ``steps/parts.py`` makes what only it knows.
+
+    Collective to make if the model is split.
+    """
+
+    averages: tuple[Any, Any]  # the classes of the moving average: of all parameters, of a worker's part
+    # the class of what is trained, what finds batch norms, and what counts frozen parameters
+    kinds: tuple[Any, Any, Any]
+    optimizers: dict[str, Any]  # by name
+    own_rates: OwnRates | None = None  # their learning rates, if they are the task's own
+    slot_bytes = 0  # what the task's own optimizers keep, if that is known
+    clock: Any  # measures how long this worker is busy
+    loss_scale: Any  # the loss scale of fp16, or None
+    notes: Sequence[str]  # what the user should know of the model
+
+    def __init__(self, step: Any, task: Any, config: Config, batch: HostBatch | None, is_cpu: bool) -> None:
+        self.task, self.config, self.workers = task, config, step.workers
+        self.tensors, self.computation = step.make_model(batch), step.computation
+        self.own_optimizer = own_optimizer_method(task, config)
+        self.groups = ParameterGroups(config, step.shapes, self.own_optimizer)
+        self.tensors.freeze(self.groups.frozen)
+        if not self.groups.options:
+            raise TaskError("the model has no parameter that is trained")
+        self.trainable = self.trained()
+        self.shards = self.make_shards()
+        self.make_optimizers()
+        whole, of_part = self.averages
+        only = () if self.shards is None else (self.shards,)
+        self.ema = (of_part if only else whole)(self.tensors, config.ema_decay, *only)
+        self.make_rest(step, step.is_timed and is_cpu)
+        fields = list(self.tensors.trainable_fields())
+        self.reducer = choose_reducer(config, step.near, fields, self.loss_scale)
+        self.trained_set = self.kinds[0](self.computation.model, self.tensors)
+
+    def trained(self) -> list[Any]:
+        """Return the tensors that are trained now."""
+        raise NotImplementedError
+
+    def make_shards(self) -> Any:
+        """Return the parameters divided among workers; None if each updates all of them."""
+        raise NotImplementedError
+
+    def make_optimizers(self) -> None:
+        """Make the optimizers and what they keep, and take the rates of the task's own."""
+        raise NotImplementedError
+
+    def make_rest(self, step: Any, is_timed: bool) -> None:
+        """Make loss scale, clock and notes."""
+        raise NotImplementedError
+
+    def renewed(self, kept: dict[str, list[str]] | None) -> Self:
+        """Return the parts for the parameters that are trainable now; what others keep of them stays."""
+        new = copy(self)
+        if kept is None:
+            self.trained_set.optimize(self.optimized)
+        else:
+            self.trained_set.follow(kept)
+        shapes = {field.name: field.shape for field in self.tensors.trainable_fields()}
+        new.groups = ParameterGroups(self.config, shapes, self.own_optimizer)
+        if new.groups.frozen:
+            raise frozen_by_config(sorted(new.groups.frozen))
+        new.make_optimizers()
+        new.keep_slots(self, kept)
+        new.ema = self.ema.renewed(self.tensors)
+        self.trained_set.accept()
+        new.trainable = self.trained()
+        return new
+
+    @property
+    def optimized(self) -> set[int]:
+        """The identities of the parameters that the only optimizer knows."""
+        raise NotImplementedError
+
+    def keep_slots(self, before: Self, kept: dict[str, list[str]] | None) -> None:
+        """Take what the optimizer had before, where it is not loaded again."""
+
+    def describe(self, step: Any) -> ModelInfo:
+        """Return what is known of a job when its parts are made."""
+        computation, model = self.computation, self.computation.model
+        _, find_batch_norms, count_frozen = self.kinds
+        return ModelInfo(
+            {name: step.shapes[name] for name in self.groups.options},
+            len(find_batch_norms(model)),
+            self.reducer.describe(),
+            self.own_rates,
+            notes=tuple(self.notes),
+            groups=tuple(self.groups.lines),
+            frozen_parameters=count_frozen(model),
+            synchronized_layers=computation.batch_norm.layers,
+            slot_bytes=self.slot_bytes,
+            float_bits=computation.wrap.float_bits,
+            leaves_out_padding=computation.is_own_loss,
+        )
+
+
 class WholeModelStep:
     """What the steps of both frameworks share in which each worker has the whole model.
 
     ``build`` calls the methods up to ``changed_early``, in their order. A step also has ``broadcast``,
-    ``train``, ``forget``, ``dry_run`` and ``find_comparing``; local ones have ``synchronize``.
-
-    Attributes:
-        follows_trained: whether callbacks may freeze and thaw parameters.
-        near: the workers among whom a step sums gradients.
-        is_timed: whether the clock can tell the time of this worker from that of the others.
-        computation: what a step computes of a batch.
-        shapes: the shapes of the whole model's trainable parameters by portable name, when the model is made.
-        collectives: the class of what moves objects through the framework's binding of Horovod.
-        parts: what the step is made of, after ``attach``.
-        state: model and optimizers as portable state, after ``make_state``.
-        local: what averages the workers, where steps are local.
-        updates: the classes of an update in which each worker updates every parameter, in which it updates
-            its part, and in which it also gets the sum of its part of the gradients alone, if there is one.
-        states: the classes of the state: of a worker that keeps all of it, and of one that keeps its part.
+    ``train``, ``forget``, ``dry_run`` and ``find_comparing``; local ones have ``synchronize``; ``is_timed``
+    says whether the clock can distinguish the time of this worker from that of the others.
     """
 
     follows_trained = True  # whether callbacks may freeze and thaw parameters

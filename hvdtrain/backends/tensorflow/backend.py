@@ -22,8 +22,8 @@ from hvdtrain.backends.tensorflow.probes import state_kept
 from hvdtrain.backends.tensorflow.replica_state import StateTensors
 from hvdtrain.backends.tensorflow.state.moving_state import MovingState
 from hvdtrain.backends.tensorflow.step_clock import ProfilerRecorder
-from hvdtrain.backends.tensorflow.steps import parts as making
 from hvdtrain.backends.tensorflow.steps.optimizer_state import TrainingState
+from hvdtrain.backends.tensorflow.steps.parts import Parts
 from hvdtrain.backends.tensorflow.task_model import (
     device_memory,
     device_name,
@@ -57,9 +57,9 @@ class TensorFlowBackend(Backend):
 
     _built_bytes = 0  # of the parameters of the model that this process built before
     model: keras.Model
-    parts: making.Parts
+    parts: Parts
     _state: TrainingState
-    _probes, _files, _making = probes, export, making
+    _probes, _files = probes, export
     _recorder, _untrained = ProfilerRecorder, StateTensors
 
     def __init__(self, workers: Workers, device: str) -> None:
@@ -88,7 +88,7 @@ class TensorFlowBackend(Backend):
         if not self.step.follows_trained:
             raise not_in_own_step()
         before = {name: array for name, array in self._state.arrays() if not name.startswith("model/")}
-        self._take(making.renewed_parts(self.parts, kept))
+        self._take(self.parts.renewed(kept))
         now = dict(self._state.arrays())
         self._state.load({**now, **{name: before[name] for name in now.keys() & before.keys()}})
         return sum(math.prod(field.shape) for field in self.parts.trainable)
@@ -126,7 +126,7 @@ class TensorFlowBackend(Backend):
         """Return the model with its weights as the task made it, ready for evaluation. Local."""
         return export.plain_model(self.model)
 
-    def _make(self, task: Any, config: Config, batch: HostBatch | None) -> making.Parts:
+    def _make(self, task: Any, config: Config, batch: HostBatch | None) -> Parts:
         # automatic names of layers start anew, equal on all workers; only a large earlier model is worth the
         # time of a garbage collection, and `start` refuses a process that has used TensorFlow before
         policy = keras.config.dtype_policy()  # a session's, and the user's
@@ -134,16 +134,13 @@ class TensorFlowBackend(Backend):
         keras.config.set_dtype_policy(policy)
         keras.utils.set_random_seed(mix(config.seed, 0) >> 33)
         self.step = choose_step(task, config)(task, config, self.workers)
-        parts = making.make_parts(self.step, task, config, batch, self._is_cpu)
+        parts = Parts(self.step, task, config, batch, self._is_cpu)
         variables = parts.computation.model.variables
         TensorFlowBackend._built_bytes = sum(4 * math.prod(one.shape) for one in variables)
         return parts
 
     def _moving_state(self, changed_early: Sequence[Any] = ()) -> MovingState | None:
         return MovingState(self.model, changed_early) if self.workers.is_elastic else None
-
-    def _optimizers_of(self, parts: making.Parts) -> list[Any]:
-        return [one for one, _ in parts.named.values()]
 
     def _state_of_layers(self, is_root: bool) -> PortableState:
         return self.parts.computation.layer_state.read() if is_root else {}

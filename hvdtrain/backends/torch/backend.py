@@ -21,8 +21,8 @@ from hvdtrain.backends.torch.replica_state import StateTensors
 from hvdtrain.backends.torch.state.moving_state import MovingState
 from hvdtrain.backends.torch.state.tensors import optimizers_kept
 from hvdtrain.backends.torch.step_clock import ProfilerRecorder
-from hvdtrain.backends.torch.steps import parts as making
 from hvdtrain.backends.torch.steps.optimizer_state import TrainingState
+from hvdtrain.backends.torch.steps.parts import Parts
 from hvdtrain.backends.torch.task_model import choose_device, device_memory
 from hvdtrain.backends.trained_set import not_in_own_step
 from hvdtrain.config import Config
@@ -50,9 +50,9 @@ class TorchBackend(Backend):
     """The PyTorch backend of one worker."""
 
     model: torch.nn.Module
-    parts: making.Parts
+    parts: Parts
     _state: TrainingState
-    _probes, _files, _making = probes, export, making
+    _probes, _files = probes, export
     _recorder, _untrained = ProfilerRecorder, StateTensors
 
     def __init__(self, workers: Workers, device: torch.device) -> None:
@@ -90,7 +90,7 @@ class TorchBackend(Backend):
         """Train what requires a gradient now, or what a checkpoint keeps; return how many numbers. Local."""
         if not self.step.follows_trained:
             raise not_in_own_step()
-        self._take(making.renewed_parts(self.parts, kept))
+        self._take(self.parts.renewed(kept))
         self._moving = self._moving_state()
         return sum(entry.tensor.numel() for entry in self.parts.trainable)
 
@@ -134,13 +134,10 @@ class TorchBackend(Backend):
         """Return the model with its weights as the task made it, ready for evaluation. Local."""
         return export.plain_model(self.model, self.parts.computation.new_model)
 
-    def _make(self, task: Any, config: Config, batch: HostBatch | None) -> making.Parts:
+    def _make(self, task: Any, config: Config, batch: HostBatch | None) -> Parts:
         torch.manual_seed(mix(config.seed, 0) >> 1)
         self.step = choose_step(task, config)(task, config, self.workers, self._device)
-        return making.make_parts(self.step, task, config, batch)
-
-    def _optimizers_of(self, parts: making.Parts) -> list[torch.optim.Optimizer]:
-        return list(parts.optimizers.values())
+        return Parts(self.step, task, config, batch, self._device.type == "cpu")
 
     def _state_of_layers(self, is_root: bool) -> PortableState:
         return self.parts.tensors.extra_states()

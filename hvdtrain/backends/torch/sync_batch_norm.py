@@ -27,6 +27,8 @@ def find_batch_norms(model: torch.nn.Module) -> dict[str, _BatchNorm]:
 class BatchNormSync:
     """What the synchronised layers of a model share."""
 
+    layers = 0  # that synchronise by an option of their own, as Keras's may
+
     def __init__(self, workers: Sized) -> None:
         self.weights: Tensor | None = None  # (samples,), set before each micro-batch
         self._workers = workers

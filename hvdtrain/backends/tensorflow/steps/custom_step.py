@@ -80,7 +80,7 @@ class StepOptimizer(StepOptimizerBase):
 
     def __init__(self, name: str, parts: Parts, calls: Calls, workers: TracedWorkers) -> None:
         super().__init__(name, parts.config, calls, workers)
-        self._optimizer, self._fields = parts.named[name]
+        self._optimizer, self._fields = parts.optimizers[name], parts.owned[name]
         self._factor = parts.factors.get(name, 1.0)
         self.variables: list[Variable] = [field.variable for field in self._fields]
         self._apply = self._optimizer.apply
@@ -176,11 +176,13 @@ class CustomStep(CustomStepRules, PlainStep):
 
     def attach(self, parts: Parts) -> None:
         """Take the parts of the step. Local: no collective."""
-        check_scaled(self.computation.precision, [one for one, _ in parts.named.values()])
+        check_scaled(self.computation.precision, list(parts.optimizers.values()))
         self.parts, workers = parts, self.computation.traced_workers
         self._step: Any = own_step_of(parts.task, parts.config)
-        self._calls = Calls(list(parts.named), workers)
-        self._optimizers = {name: StepOptimizer(name, parts, self._calls, workers) for name in parts.named}
+        self._calls = Calls(list(parts.optimizers), workers)
+        self._optimizers = {
+            name: StepOptimizer(name, parts, self._calls, workers) for name in parts.optimizers
+        }
         self._given = Optimizers(self._optimizers)
         self.trace()
 

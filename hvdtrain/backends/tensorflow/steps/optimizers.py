@@ -27,7 +27,7 @@ from hvdtrain.errors import TaskError
 
 Tensor = Any
 Variable = Any
-NamedOptimizers = dict[str, tuple[keras.optimizers.Optimizer, list[Field]]]
+NamedOptimizers = tuple[dict[str, keras.optimizers.Optimizer], dict[str, list[Field]]]
 
 
 def large_batch_optimizer(
@@ -141,7 +141,7 @@ def take_own_rates(optimizer: keras.optimizers.Optimizer, method: str = "tf_opti
 
 
 def make_optimizers(task: Any, model: keras.Model, tensors: ModelState) -> NamedOptimizers:
-    """Make the optimizers of a task that names several, each with the parameters that it trains."""
+    """Make the optimizers of a task that names several; return them, and the parameters that each trains."""
     method, given = "tf_optimizers", task.tf_optimizers(model)
     pairs = given if isinstance(given, Mapping) else {}
     for name, pair in pairs.items():
@@ -169,7 +169,7 @@ def make_optimizers(task: Any, model: keras.Model, tensors: ModelState) -> Named
             for name, ids in variables.items()
         },
     )
-    return {name: (optimizer, owned[name]) for name, optimizer in by_name.items()}
+    return by_name, owned
 
 
 def take_rates(

@@ -68,7 +68,7 @@ class PlainStep(WholeModelStep):
         self.parts = parts
         self.update = self.update_kind(parts)(
             parts.trainable,
-            parts.named[MAIN][0],
+            parts.optimizers[MAIN],
             parts.reducer,
             parts.ema,
             parts.clock,

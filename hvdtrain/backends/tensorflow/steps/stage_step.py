@@ -162,7 +162,7 @@ class StageStep(StageStepBase, PlainStep):
 
     def broadcast(self, root: int) -> None:
         """Collective. Copy the variables of the first replica to the others."""
-        self.state.broadcast([self.parts.named[MAIN][0].iterations, *self.parts.scale_variables])
+        self.state.broadcast([self.parts.optimizers[MAIN].iterations, *self.parts.scale_variables])
 
     def train(self, batch: TensorFlowBatch, learning_rate: float, signals: Sequence[float]) -> PendingVector:
         """Collective. Do a step."""

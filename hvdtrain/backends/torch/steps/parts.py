@@ -1,13 +1,11 @@
-"""Makes what a job's step consists of: model, optimizers, reducer, moving average and others."""
+"""What a job's step consists of: model, optimizers, reducer, moving average and others."""
 
-from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from hvdtrain.backends.optimizers import MAIN, ParameterGroups, own_optimizer_method
-from hvdtrain.backends.records import ModelInfo, OwnRates
-from hvdtrain.backends.reduction import GradientReducer, choose_reducer
+from hvdtrain.backends.optimizers import MAIN
+from hvdtrain.backends.steps import PartsBase
 from hvdtrain.backends.torch.computation import Computation
 from hvdtrain.backends.torch.precision import LossScale
 from hvdtrain.backends.torch.probes import count_frozen
@@ -22,32 +20,22 @@ from hvdtrain.backends.torch.steps.optimizers import choose_optimizer, make_opti
 from hvdtrain.backends.torch.steps.sharded_state import ShardedMovingAverage, shard_optimizer
 from hvdtrain.backends.torch.sync_batch_norm import find_batch_norms
 from hvdtrain.backends.torch.task_model import check_parts, unused_methods
-from hvdtrain.backends.trained_set import frozen_by_config
-from hvdtrain.config import Config
-from hvdtrain.data.feed import HostBatch
 from hvdtrain.errors import TaskError
 
 
-@dataclass(frozen=True)
-class Parts:
+class Parts(PartsBase):
     """What a step is made of."""
 
-    task: Any  # the task
-    config: Config  # the config
-    computation: Computation  # what steps compute of a batch
-    tensors: ModelState  # this worker's tensors
-    trainable: list[Entry]  # those that are trained
-    groups: ParameterGroups  # their groups, with the options of their optimizer
-    own_optimizer: str  # the task's method that makes the optimizers; empty if none does
-    optimizers: dict[str, torch.optim.Optimizer]  # by name
-    own_rates: OwnRates | None  # their learning rates, if they are the task's own
-    shards: ShardedParameters | None  # the parameters, if workers share their state; else None
-    ema: ExponentialMovingAverage  # the moving average of the weights
-    loss_scale: LossScale | None  # the loss scale of fp16, or None
-    reducer: GradientReducer  # sums gradients over workers
-    clock: StepClock  # measures how long this worker is busy
-    trained_set: TrainedSet  # what is trained, as callbacks may change it
-    notes: tuple[str, ...]  # what the user should know of the model
+    averages = ExponentialMovingAverage, ShardedMovingAverage
+    kinds = TrainedSet, find_batch_norms, count_frozen
+    computation: Computation
+    tensors: ModelState
+    trainable: list[Entry]
+    shards: ShardedParameters | None
+    ema: ExponentialMovingAverage
+    loss_scale: LossScale | None
+    clock: StepClock
+    trained_set: TrainedSet
 
     @property
     def optimized(self) -> set[int]:
@@ -59,105 +47,50 @@ class Parts:
         """The identities of the parameters for which the only optimizer keeps something."""
         return {id(p) for p, slots in self.optimizers[MAIN].state.items() if slots}
 
+    def trained(self) -> list[Entry]:
+        """Return the tensors that are trained now."""
+        return [entry for entry in self.tensors.entries if entry.trainable]
 
-def make_parts(step: Any, task: Any, config: Config, batch: HostBatch | None) -> Parts:
-    """Make the parts of a step, with initial values. Collective if the model is split."""
-    tensors, computation, workers = step.make_model(batch), step.computation, step.workers
-    model = computation.model
-    on_parts = check_parts(model) if workers.size > 1 or workers.is_elastic else ()
-    own_optimizer = own_optimizer_method(task, config)
-    groups = ParameterGroups(config, step.shapes, own_optimizer)
-    tensors.freeze(groups.frozen)
-    trainable = [entry for entry in tensors.entries if entry.trainable]
-    if not groups.options:
-        raise TaskError("the model has no parameter that requires a gradient")
-    check_kinds(trainable, config)
-    shards = make_shards(config, trainable, workers)
-    made = _make_optimizers(task, config, model, tensors, groups, own_optimizer, shards)
-    if "powersgd" in config.compression and any(
-        isinstance(o, torch.optim.SparseAdam) for o in made[0].values()
-    ):
-        raise TaskError(
-            "SparseAdam takes sparse gradients, and compression powersgd makes them dense",
-            "Use compression none or fp16, or another optimizer.",
-        )
-    ema = (
-        ExponentialMovingAverage(tensors, config.ema_decay)
-        if shards is None
-        else ShardedMovingAverage(tensors, config.ema_decay, shards)
-    )
-    loss_scale = LossScale(step.near) if config.precision == "fp16" else None
-    reducer = choose_reducer(config, step.near, tensors.trainable_fields(), loss_scale)
-    clock = StepClock(workers, step.is_timed and computation.device.type == "cpu")
-    return Parts(
-        task, config, computation, tensors, trainable, groups, own_optimizer,
-        *made, shards, ema, loss_scale, reducer, clock, TrainedSet(model, tensors), tuple(on_parts),
-    )  # fmt: skip
+    def make_shards(self) -> ShardedParameters | None:
+        """Return the parameters divided among workers; None if each updates all of them."""
+        check_kinds(self.trainable, self.config)
+        return make_shards(self.config, self.trainable, self.workers)
 
+    def make_optimizers(self) -> None:
+        """Make the optimizers and what they keep, and take the rates of the task's own."""
+        if self.own_optimizer == "torch_optimizers":
+            self.optimizers = make_optimizers(self.task, self.computation.model, self.tensors)
+        else:
+            optimizer = choose_optimizer(self.task, self.config, self.tensors, self.groups.options)
+            self.optimizers = {MAIN: optimizer}
+        if self.own_optimizer:
+            self.own_rates = take_rates(self.optimizers)
+            are_sparse = any(isinstance(one, torch.optim.SparseAdam) for one in self.optimizers.values())
+            if are_sparse and "powersgd" in self.config.compression:
+                raise TaskError(
+                    "SparseAdam takes sparse gradients, and compression powersgd makes them dense",
+                    "Use compression none or fp16, or another optimizer.",
+                )
+            return
+        shard_optimizer(self.optimizers[MAIN], self.shards)
+        fill_slots(self.optimizers[MAIN])
 
-def renewed_parts(parts: Parts, kept: dict[str, list[str]] | None) -> Parts:
-    """Return the parts for the parameters that are trainable now; what others keep of them stays."""
-    tensors, trained_set, before = parts.tensors, parts.trained_set, parts.optimizers[MAIN]
-    if kept is None:
-        trained_set.optimize(parts.optimized)
-    else:
-        trained_set.follow(kept)
-    shapes = {field.name: field.shape for field in tensors.trainable_fields()}
-    groups = ParameterGroups(parts.config, shapes, parts.own_optimizer)
-    if groups.frozen:
-        raise frozen_by_config(sorted(groups.frozen))
-    model = parts.computation.model
-    optimizers, own_rates = _make_optimizers(
-        parts.task, parts.config, model, tensors, groups, parts.own_optimizer, parts.shards
-    )
-    optimizer = optimizers[MAIN]
-    if kept is None:
-        optimizer.state.update({parameter: slots for parameter, slots in before.state.items() if slots})
-    elif parts.own_optimizer:
-        make_slots(optimizer, trained_set.ids_of(kept["slots"]))
-    if parts.own_optimizer and len(optimizer.param_groups) == len(before.param_groups):
-        for group, old in zip(optimizer.param_groups, before.param_groups, strict=True):
-            group.update({key: value for key, value in old.items() if key != "params"})
-    ema = parts.ema.renewed(tensors)
-    trained_set.accept()
-    trainable = [entry for entry in tensors.entries if entry.trainable]
-    return replace(
-        parts, trainable=trainable, groups=groups, ema=ema, optimizers=optimizers, own_rates=own_rates
-    )
+    def make_rest(self, step: Any, is_timed: bool) -> None:
+        """Make loss scale, clock and notes."""
+        model, workers = self.computation.model, step.workers
+        on_parts = check_parts(model) if workers.size > 1 or workers.is_elastic else ()
+        self.notes = *unused_methods(model), *on_parts
+        self.loss_scale = LossScale(step.near) if self.config.precision == "fp16" else None
+        self.clock = StepClock(workers, is_timed)
 
-
-def describe_parts(step: Any, parts: Parts) -> ModelInfo:
-    """Return what is known of a job when its parts are made."""
-    computation, model = parts.computation, parts.computation.model
-    return ModelInfo(
-        {name: step.shapes[name] for name in parts.groups.options},
-        len(find_batch_norms(model)),
-        parts.reducer.describe(),
-        parts.own_rates,
-        notes=(*unused_methods(model), *parts.notes),
-        groups=tuple(parts.groups.lines),
-        frozen_parameters=count_frozen(model),
-        float_bits=computation.wrap.float_bits,
-        leaves_out_padding=computation.is_own_loss,
-    )
-
-
-def _make_optimizers(  # noqa: PLR0917 - parts, in the order in which they are made
-    task: Any,
-    config: Config,
-    model: Any,
-    tensors: ModelState,
-    groups: ParameterGroups,
-    own_optimizer: str,
-    shards: ShardedParameters | None,
-) -> tuple[dict[str, torch.optim.Optimizer], OwnRates | None]:
-    """Make the optimizers; return also the rates of the task's own."""
-    if own_optimizer == "torch_optimizers":
-        optimizers = make_optimizers(task, model, tensors)
-    else:
-        optimizers = {MAIN: choose_optimizer(task, config, tensors, groups.options)}
-    if own_optimizer:
-        return optimizers, take_rates(optimizers)
-    shard_optimizer(optimizers[MAIN], shards)
-    fill_slots(optimizers[MAIN])
-    return optimizers, None
+    def keep_slots(self, before: "Parts", kept: dict[str, list[str]] | None) -> None:
+        """Take what the optimizer had before, where it is not loaded again."""
+        optimizer: torch.optim.Optimizer = self.optimizers[MAIN]
+        old: torch.optim.Optimizer = before.optimizers[MAIN]
+        if kept is None:
+            optimizer.state.update({parameter: slots for parameter, slots in old.state.items() if slots})
+        elif self.own_optimizer:
+            make_slots(optimizer, self.trained_set.ids_of(kept["slots"]))
+        if self.own_optimizer and len(optimizer.param_groups) == len(old.param_groups):
+            for group, of_old in zip(optimizer.param_groups, old.param_groups, strict=True):
+                group.update({key: value for key, value in of_old.items() if key != "params"})
