@@ -2,9 +2,8 @@
 
 from collections.abc import Callable, Sequence
 from copy import copy
-from functools import partial
 from importlib import import_module
-from typing import Any, Self, cast
+from typing import Any, Self
 
 from hvdtrain.backends.custom_step import own_step_of
 from hvdtrain.backends.optimizers import MAIN, ParameterGroups, own_optimizer_method
@@ -56,6 +55,7 @@ class PartsBase:
     def __init__(self, step: Any, task: Any, config: Config, batch: HostBatch | None, is_cpu: bool) -> None:
         self.task, self.config, self.workers = task, config, step.workers
         self.tensors, self.computation = step.make_model(batch), step.computation
+        self.near = step.near  # the workers among whom gradients are summed
         self.own_optimizer = own_optimizer_method(task, config)
         self.groups = ParameterGroups(config, step.shapes, self.own_optimizer)
         self.tensors.freeze(self.groups.frozen)
@@ -67,9 +67,9 @@ class PartsBase:
         whole, of_part = self.averages
         only = () if self.shards is None else (self.shards,)
         self.ema = (of_part if only else whole)(self.tensors, config.ema_decay, *only)
-        self.make_rest(step, step.is_timed and is_cpu)
+        self.make_rest(step.is_timed and is_cpu)
         fields = list(self.tensors.trainable_fields())
-        self.reducer = choose_reducer(config, step.near, fields, self.loss_scale)
+        self.reducer = choose_reducer(config, self.near, fields, self.loss_scale)
         self.trained_set = self.kinds[0](self.computation.model, self.tensors)
 
     def trained(self) -> list[Any]:
@@ -84,7 +84,7 @@ class PartsBase:
         """Make the optimizers and what they keep, and take the rates of the task's own."""
         raise NotImplementedError
 
-    def make_rest(self, step: Any, is_timed: bool) -> None:
+    def make_rest(self, is_timed: bool) -> None:
         """Make loss scale, clock and notes."""
         raise NotImplementedError
 
@@ -160,14 +160,12 @@ class WholeModelStep:
         self.shapes = {field.name: field.shape for field in tensors.trainable_fields()}
         return tensors
 
-    def update_kind(self, parts: Any) -> Callable[..., Any]:
-        """Return what makes the update that the config requests, from the arguments of ``Update``."""
+    def make_update(self, parts: Any) -> Any:
+        """Return the update that the config requests."""
         whole, of_part, of_gradients = self.updates
         if parts.shards is None:
-            return cast(Callable[..., Any], whole)
-        if parts.config.shard == "optimizer" or of_gradients is None:
-            return partial(of_part, parts.shards)
-        return partial(of_gradients, parts.config.compression, parts.shards)
+            return whole(parts)
+        return (of_part if parts.config.shard == "optimizer" else of_gradients)(parts)
 
     def make_state(self) -> Any:
         """Make and return the state of this worker."""

@@ -1,7 +1,8 @@
 """What both frameworks share of a worker that has a stage of a split model."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from copy import copy
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -128,12 +129,13 @@ class StageStepBase(WholeModelStep):
         several = {one.path: tuple(self.owners[one.path]) for one in parts.trainable}
         shared = {path: reducers[having] for path, having in several.items() if len(having) > 1}
         self._counted_elsewhere = {path for path, having in several.items() if having[0] != self.layout.stage}
-        reducer = self.parts_of_stage[2](parts.reducer, shared)
-        super().attach(replace(parts, reducer=reducer))  # type: ignore[misc]
+        parts = copy(parts)
+        parts.reducer = self.parts_of_stage[2](parts.reducer, shared)
+        super().attach(parts)  # type: ignore[misc]
 
-    def update_kind(self, parts: Any) -> Callable[..., Any]:
-        """Return what makes the update of the stage, from the arguments of ``Update``."""
-        return partial(self.parts_of_stage[1], self.layout, self._counted_elsewhere)
+    def make_update(self, parts: Any) -> Any:
+        """Return the update of the stage."""
+        return self.parts_of_stage[1](parts, self.layout, self._counted_elsewhere)
 
     def make_state(self) -> Any:
         """Make and return the state of this worker."""

@@ -117,9 +117,10 @@ class LocalStepsBase:
     averaged: tuple[type, ...]  # optimizers of tasks whose state can be averaged
     pending: type[PendingVector]
 
-    def __init__(self, ema: Any, config: Config, workers: Workers, loss_scale: Any) -> None:
-        self._ema, self._config = ema, config
-        self._workers, self._loss_scale = workers, loss_scale
+    def __init__(self, parts: Any) -> None:
+        self._ema, self._config = parts.ema, parts.config
+        self._workers: Workers = parts.workers
+        self._loss_scale = parts.loss_scale
         self._sums = LocalSums()
 
     def add(
@@ -146,12 +147,10 @@ class LocalStepRules:
 
     def attach(self, parts: Any) -> None:
         """Take the parts of the step. Local: no collective."""
-        optimizer, method = parts.optimizers[MAIN], parts.own_optimizer
-        if method:
-            check_averaged(optimizer, self.local_kind.averaged, method, parts.config)
+        if method := parts.own_optimizer:
+            check_averaged(parts.optimizers[MAIN], self.local_kind.averaged, method, parts.config)
         super().attach(parts)  # type: ignore[misc]
-        more = {"workers": self.workers, "loss_scale": parts.loss_scale}
-        self.local = self.local_kind(parts.tensors, optimizer, parts.ema, parts.config, **more)
+        self.local = self.local_kind(parts)
 
     def describe(self, info: ModelInfo) -> ModelInfo:
         """Return what is known of the job, with what is known of its step. Local: no collective."""

@@ -9,6 +9,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from hvdtrain.backends.optimizers import MAIN
 from hvdtrain.backends.reduction.local_steps import (
     OUTER_PREFIX,
     LocalStepRules,
@@ -19,9 +20,8 @@ from hvdtrain.backends.reduction.local_steps import (
 from hvdtrain.backends.step_metrics import PendingVector
 from hvdtrain.backends.tensorflow.batches import TensorFlowBatch, TensorFlowPending
 from hvdtrain.backends.tensorflow.functions import native
-from hvdtrain.backends.tensorflow.precision import LossScale
-from hvdtrain.backends.tensorflow.state.model_state import Field, ModelState
-from hvdtrain.backends.tensorflow.state.moving_state import ExponentialMovingAverage
+from hvdtrain.backends.tensorflow.state.model_state import Field
+from hvdtrain.backends.tensorflow.steps.parts import Parts
 from hvdtrain.backends.tensorflow.steps.plain_step import PlainStep
 from hvdtrain.config import Config
 from hvdtrain.workers.agreement import Workers
@@ -40,22 +40,13 @@ class LocalSteps(LocalStepsBase):
         if hasattr(keras.optimizers, name)
     )
 
-    def __init__(
-        self,
-        model: ModelState,
-        optimizer: Any,
-        ema: ExponentialMovingAverage,
-        config: Config,
-        *,
-        workers: Workers,
-        loss_scale: LossScale | None = None,
-    ) -> None:
-        fields = list(model.trainable_fields())
+    def __init__(self, parts: Parts) -> None:
+        super().__init__(parts)
+        optimizer, fields = parts.optimizers[MAIN], parts.trainable
         self._parameters = [native(field.variable) for field in fields]
         self._steps = optimizer.iterations
         self._averaged = [*self._parameters, *_slots_of(optimizer)]
-        super().__init__(ema, config, workers, loss_scale)
-        kept = self._parameters if config.outer_optimizer == "nesterov" else []
+        kept = self._parameters if parts.config.outer_optimizer == "nesterov" else []
         self._starts = [tf.Variable(p, trainable=False, name="start") for p in kept]
         self._momenta = [tf.Variable(tf.zeros_like(p), trainable=False, name="outer") for p in kept]
         self.fields: list[Field] = [

@@ -31,7 +31,7 @@ class Parts(PartsBase):
     owned: dict[str, list[Field]]  # what each optimizer trains
     factors: dict[str, float]  # what the learning rate of each is multiplied by, if not by 1
     slots: list[Any]  # what the optimizers keep
-    shards: ShardedParameters | None
+    shards: Any  # ShardedParameters if workers share their state; else None
     ema: ExponentialMovingAverage
     loss_scale: LossScale | None
     clock: StepClock
@@ -70,9 +70,9 @@ class Parts(PartsBase):
         if self.own_optimizer:
             self.slot_bytes = sum(math.prod(v.shape) * native(v).dtype.size for v in self.slots)
 
-    def make_rest(self, step: Any, is_timed: bool) -> None:
+    def make_rest(self, is_timed: bool) -> None:
         """Make loss scale, clock and notes."""
         computation, first = self.computation, next(iter(self.optimizers.values()))
         self.notes = unused_methods(computation.model)
-        self.loss_scale = new_loss_scale(self.config, computation.precision, first, step.near)
+        self.loss_scale = new_loss_scale(self.config, computation.precision, first, self.near)
         self.clock = StepClock(computation.traced_workers, is_timed)

@@ -8,7 +8,6 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from hvdtrain.backends.objective.logits import check_foreign
-from hvdtrain.backends.optimizers import MAIN
 from hvdtrain.backends.records import PortableState
 from hvdtrain.backends.step_metrics import PendingVector, findings
 from hvdtrain.backends.steps import WholeModelStep
@@ -45,7 +44,7 @@ class PlainStep(WholeModelStep):
     """
 
     collectives = HorovodCollectives
-    updates = Update, ShardedUpdate, None  # a graph has all gradients at once
+    updates = Update, ShardedUpdate, ShardedUpdate  # a graph has all gradients at once
     states = TrainingState, ShardedState
     computation: Computation
     parts: Parts
@@ -66,17 +65,7 @@ class PlainStep(WholeModelStep):
         """Take the parts of the step, at first and when callbacks have frozen or thawed. Local."""
         parts.reducer.clock = parts.clock
         self.parts = parts
-        self.update = self.update_kind(parts)(
-            parts.trainable,
-            parts.optimizers[MAIN],
-            parts.reducer,
-            parts.ema,
-            parts.clock,
-            workers=self.near,
-            clip_norm=parts.config.clip_norm,
-            loss_scale=parts.loss_scale,
-            is_local=parts.config.sync_every is not None,
-        )
+        self.update = self.make_update(parts)
         self.trace()
 
     def trace(self) -> None:

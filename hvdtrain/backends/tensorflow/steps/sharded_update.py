@@ -5,6 +5,7 @@ from typing import Any
 import tensorflow as tf
 
 from hvdtrain.backends.tensorflow.reduction.sharded_parameters import ShardedParameters, segment_of
+from hvdtrain.backends.tensorflow.steps.parts import Parts
 from hvdtrain.backends.tensorflow.steps.update import Update
 
 Tensor = Any
@@ -13,9 +14,9 @@ Tensor = Any
 class ShardedUpdate(Update):
     """The update of a step after which every worker has the whole gradient and updates its part."""
 
-    def __init__(self, shards: ShardedParameters, *arguments: Any, **options: Any) -> None:
-        self._shards = shards
-        super().__init__(*arguments, **options)
+    def __init__(self, parts: Parts) -> None:
+        self._shards: ShardedParameters = parts.shards
+        super().__init__(parts)
 
     def update(self, gradients: list[Tensor], learning_rate: Tensor) -> None:
         """Collective. Let the optimizer update this worker's part, and gather all parts."""

@@ -24,6 +24,7 @@ from hvdtrain.backends.tensorflow.state.layer_state import LayerState
 from hvdtrain.backends.tensorflow.state.model_state import ModelState
 from hvdtrain.backends.tensorflow.steps import stage_passes
 from hvdtrain.backends.tensorflow.steps.optimizer_state import TrainingState
+from hvdtrain.backends.tensorflow.steps.parts import Parts
 from hvdtrain.backends.tensorflow.steps.plain_step import PlainStep
 from hvdtrain.backends.tensorflow.steps.update import Update, all_agree
 from hvdtrain.backends.tensorflow.sync_batch_norm import BatchNormSync, find_batch_norms
@@ -64,17 +65,11 @@ class StagedReducer(StageReducer):
 class StagedUpdate(Update):
     """The update of a step of a split model: this worker updates the parameters of its stage."""
 
-    def __init__(
-        self,
-        layout: Layout,
-        counted_elsewhere: Collection[str],
-        *arguments: Any,
-        workers: object,
-        **options: Any,
-    ) -> None:
+    def __init__(self, parts: Parts, layout: Layout, counted_elsewhere: Collection[str]) -> None:
         self._layout, self._counted_elsewhere = layout, counted_elsewhere
         self._squared_norm = tf.Variable(0.0, trainable=False, dtype=tf.float64, name="squared_norm")
-        super().__init__(*arguments, workers=FixedSize(layout.workers.size), **options)
+        super().__init__(parts)
+        self._workers = FixedSize(layout.workers.size)
 
     def unscale_or_skip(self, gradients: list[Tensor], vector: Tensor) -> tuple[list[Tensor], Tensor]:
         """Collective, with a loss scale. As without stages; the workers agree on whether to skip."""

@@ -7,14 +7,13 @@ from typing import Any
 import horovod.tensorflow as hvd
 import tensorflow as tf
 
+from hvdtrain.backends.optimizers import MAIN
 from hvdtrain.backends.reduction import GradientReducer
 from hvdtrain.backends.step_metrics import NORM_INDEX, OVERFLOW_INDEX
 from hvdtrain.backends.tensorflow.functions import clip_by_norm, dense, joined, native, normalized
-from hvdtrain.backends.tensorflow.precision import LossScale, own_scale, scaled, unscaled
-from hvdtrain.backends.tensorflow.state.model_state import Field
-from hvdtrain.backends.tensorflow.state.moving_state import ExponentialMovingAverage
-from hvdtrain.backends.tensorflow.step_clock import StepClock
+from hvdtrain.backends.tensorflow.precision import own_scale, scaled, unscaled
 from hvdtrain.backends.tensorflow.steps.optimizer_state import slots_by_parameter
+from hvdtrain.backends.tensorflow.steps.parts import Parts
 from hvdtrain.backends.tensorflow.traced_workers import Sized
 
 Tensor = Any
@@ -27,29 +26,15 @@ class Update:
     change only after every reduction of the step has succeeded.
     """
 
-    def __init__(
-        self,
-        trainable: Sequence[Field],
-        optimizer: Any,
-        reducer: GradientReducer,
-        ema: ExponentialMovingAverage,
-        clock: StepClock,
-        *,
-        workers: Sized,
-        clip_norm: float | None = None,
-        loss_scale: LossScale | None = None,
-        is_local: bool = False,
-    ) -> None:
-        self._is_local = is_local
-        self.loss_scale = loss_scale
-        self._fields = list(trainable)
-        self._parameters = [field.variable for field in trainable]
-        self._optimizer = optimizer
-        self._reducer = reducer
-        self._ema = ema
-        self._clock = clock
-        self._workers = workers
-        self._clip_norm = clip_norm
+    def __init__(self, parts: Parts) -> None:
+        self.loss_scale = parts.loss_scale
+        self._is_local = parts.config.sync_every is not None
+        self._fields = parts.trainable
+        self._parameters = [field.variable for field in parts.trainable]
+        self._optimizer: Any = parts.optimizers[MAIN]
+        self._reducer: GradientReducer = parts.reducer
+        self._ema, self._clock, self._clip_norm = parts.ema, parts.clock, parts.config.clip_norm
+        self._workers: Sized = parts.near
         self._zero = tf.Variable(0.0, trainable=False, name="zero")
         self._waits_for: list[Tensor] = []
         self._is_finite: Tensor | None = None

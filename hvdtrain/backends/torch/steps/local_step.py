@@ -6,6 +6,7 @@ from dataclasses import replace
 import horovod.torch as hvd
 import torch
 
+from hvdtrain.backends.optimizers import MAIN
 from hvdtrain.backends.reduction.local_steps import (
     OUTER_PREFIX,
     LocalStepRules,
@@ -15,14 +16,11 @@ from hvdtrain.backends.reduction.local_steps import (
 )
 from hvdtrain.backends.step_metrics import PendingVector
 from hvdtrain.backends.torch.batches import TorchBatch, TorchPending
-from hvdtrain.backends.torch.precision import LossScale
 from hvdtrain.backends.torch.reduction.flat import as_reals
-from hvdtrain.backends.torch.state.model_state import Field, ModelState
-from hvdtrain.backends.torch.state.moving_state import ExponentialMovingAverage
+from hvdtrain.backends.torch.state.model_state import Field
 from hvdtrain.backends.torch.state.tensors import make_slots
+from hvdtrain.backends.torch.steps.parts import Parts
 from hvdtrain.backends.torch.steps.plain_step import PlainStep
-from hvdtrain.config import Config
-from hvdtrain.workers.agreement import Workers
 
 
 class LocalSteps(LocalStepsBase):
@@ -34,27 +32,18 @@ class LocalSteps(LocalStepsBase):
         *(torch.optim.RAdam, torch.optim.RMSprop, torch.optim.SGD),
     )
 
-    def __init__(
-        self,
-        model: ModelState,
-        optimizer: torch.optim.Optimizer,
-        ema: ExponentialMovingAverage,
-        config: Config,
-        *,
-        workers: Workers,
-        loss_scale: LossScale | None = None,
-    ) -> None:
-        entries = [entry for entry in model.entries if entry.trainable]
+    def __init__(self, parts: Parts) -> None:
+        super().__init__(parts)
+        entries = parts.trainable
         self._parameters = [entry.tensor.detach() for entry in entries]
-        self._slots = _Slots(optimizer, [entry.tensor for entry in entries])
-        super().__init__(ema, config, workers, loss_scale)
+        self._slots = _Slots(parts.optimizers[MAIN], [entry.tensor for entry in entries])
         self._starts: list[torch.Tensor] = []
-        has_momentum = config.outer_optimizer == "nesterov"
+        has_momentum = parts.config.outer_optimizer == "nesterov"
         self._momenta = [torch.zeros_like(p) for p in self._parameters] if has_momentum else []
         known = {id(e.tensor): momentum for e, momentum in zip(entries, self._momenta, strict=False)}
         self.fields: list[Field] = [
             replace(field, tensors=tuple(known.get(id(t), t) for t in field.tensors), prefix=OUTER_PREFIX)
-            for field in model.fields
+            for field in parts.tensors.fields
             if any(id(t) in known for t in field.tensors)
         ]
 

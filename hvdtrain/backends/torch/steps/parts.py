@@ -31,7 +31,7 @@ class Parts(PartsBase):
     computation: Computation
     tensors: ModelState
     trainable: list[Entry]
-    shards: ShardedParameters | None
+    shards: Any  # ShardedParameters if workers share their state; else None
     ema: ExponentialMovingAverage
     loss_scale: LossScale | None
     clock: StepClock
@@ -75,12 +75,12 @@ class Parts(PartsBase):
         shard_optimizer(self.optimizers[MAIN], self.shards)
         fill_slots(self.optimizers[MAIN])
 
-    def make_rest(self, step: Any, is_timed: bool) -> None:
+    def make_rest(self, is_timed: bool) -> None:
         """Make loss scale, clock and notes."""
-        model, workers = self.computation.model, step.workers
+        model, workers = self.computation.model, self.workers
         on_parts = check_parts(model) if workers.size > 1 or workers.is_elastic else ()
         self.notes = *unused_methods(model), *on_parts
-        self.loss_scale = LossScale(step.near) if self.config.precision == "fp16" else None
+        self.loss_scale = LossScale(self.near) if self.config.precision == "fp16" else None
         self.clock = StepClock(workers, is_timed)
 
     def keep_slots(self, before: "Parts", kept: dict[str, list[str]] | None) -> None:

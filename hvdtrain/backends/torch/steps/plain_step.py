@@ -8,7 +8,6 @@ import torch
 from numpy.typing import NDArray
 
 from hvdtrain.backends.objective.logits import check_foreign
-from hvdtrain.backends.optimizers import MAIN
 from hvdtrain.backends.records import PortableState
 from hvdtrain.backends.step_metrics import PendingVector
 from hvdtrain.backends.steps import WholeModelStep
@@ -56,17 +55,7 @@ class PlainStep(WholeModelStep):
         """Take the parts of the step, at first and when callbacks have frozen or thawed. Local."""
         parts.reducer.clock = parts.clock
         self.parts = parts
-        self.update = self.update_kind(parts)(
-            parts.trainable,
-            parts.optimizers[MAIN],
-            parts.reducer,
-            parts.ema,
-            parts.clock,
-            clip_norm=parts.config.clip_norm,
-            loss_scale=parts.loss_scale,
-            is_own=bool(parts.own_optimizer),
-            is_local=parts.config.sync_every is not None,
-        )
+        self.update = self.make_update(parts)
 
     def broadcast(self, root: int) -> None:
         """Collective. Copy the root's tensors to every worker."""

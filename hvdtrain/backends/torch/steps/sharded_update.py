@@ -1,8 +1,5 @@
 """The stages of a step in PyTorch if each worker updates a part of the parameters."""
 
-from collections.abc import Sequence
-from typing import Any
-
 import horovod.torch as hvd
 import torch
 
@@ -11,7 +8,7 @@ from hvdtrain.backends.reduction.shards import OwnSegment
 from hvdtrain.backends.torch.reduction.flat import laid_out_as
 from hvdtrain.backends.torch.reduction.sharded import Sharded
 from hvdtrain.backends.torch.reduction.sharded_parameters import Bucket, ShardedParameters, memory_of
-from hvdtrain.backends.torch.state.model_state import Entry
+from hvdtrain.backends.torch.steps.parts import Parts
 from hvdtrain.backends.torch.steps.update import Update, all_agree, scale_to_norm
 from hvdtrain.host.cores import keep_freed
 
@@ -19,9 +16,9 @@ from hvdtrain.host.cores import keep_freed
 class ShardedUpdate(Update):
     """The update of a step after which every worker has the whole gradient and updates its part."""
 
-    def __init__(self, shards: ShardedParameters, *arguments: Any, **options: Any) -> None:
-        self._shards = shards
-        super().__init__(*arguments, **options)
+    def __init__(self, parts: Parts, reducer: GradientReducer | None = None) -> None:
+        self._shards: ShardedParameters = parts.shards
+        super().__init__(parts, reducer)
 
     def zero_grad(self) -> None:
         """Drop the gradients."""
@@ -60,19 +57,10 @@ class ShardedGradientsUpdate(ShardedUpdate):
 
     _reducer: Sharded
 
-    def __init__(
-        self,
-        compression: str,
-        shards: ShardedParameters,
-        trainable: Sequence[Entry],
-        optimizer: torch.optim.Optimizer,
-        reducer: GradientReducer,
-        *arguments: Any,
-        **options: Any,
-    ) -> None:
+    def __init__(self, parts: Parts) -> None:
         self._sums: list[torch.Tensor] = []  # of each bucket, this worker's part
-        parts = Sharded(shards, compression, options.get("loss_scale") is not None)
-        super().__init__(shards, trainable, optimizer, parts, *arguments, **options)
+        scaled = parts.loss_scale is not None
+        super().__init__(parts, Sharded(parts.shards, parts.config.compression, scaled))
         keep_freed()  # of dropped gradients, which the next step would take anew
 
     def backward(self, losses: torch.Tensor, gradient_weights: torch.Tensor) -> None:

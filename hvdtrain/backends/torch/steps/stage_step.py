@@ -63,11 +63,9 @@ class StagedReducer(StageReducer):
 class StagedUpdate(Update):
     """The update of a step of a split model: this worker updates the parameters of its stage."""
 
-    def __init__(
-        self, layout: Layout, counted_elsewhere: Collection[str], *arguments: Any, **options: Any
-    ) -> None:
+    def __init__(self, parts: Parts, layout: Layout, counted_elsewhere: Collection[str]) -> None:
         self._layout, self._counted_elsewhere = layout, counted_elsewhere
-        super().__init__(*arguments, **options)
+        super().__init__(parts)
 
     def clip(self, clip_norm: float) -> torch.Tensor:
         """Collective. Scale the gradients of all stages to a norm of at most that; return what it was."""

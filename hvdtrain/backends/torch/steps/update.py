@@ -7,12 +7,10 @@ from operator import attrgetter, is_
 import horovod.torch as hvd
 import torch
 
+from hvdtrain.backends.optimizers import MAIN
 from hvdtrain.backends.reduction import GradientReducer
 from hvdtrain.backends.step_metrics import NORM_INDEX, OVERFLOW_INDEX
-from hvdtrain.backends.torch.precision import LossScale
-from hvdtrain.backends.torch.state.model_state import Entry
-from hvdtrain.backends.torch.state.moving_state import ExponentialMovingAverage
-from hvdtrain.backends.torch.step_clock import StepClock
+from hvdtrain.backends.torch.steps.parts import Parts
 from hvdtrain.errors import TaskError
 
 _grad = attrgetter("grad")  # of many parameters, in a step of few milliseconds
@@ -28,28 +26,15 @@ class Update:
     step has succeeded.
     """
 
-    def __init__(
-        self,
-        trainable: Sequence[Entry],
-        optimizer: torch.optim.Optimizer,
-        reducer: GradientReducer,
-        ema: ExponentialMovingAverage,
-        clock: StepClock,
-        *,
-        clip_norm: float | None = None,
-        loss_scale: LossScale | None = None,
-        is_own: bool = False,
-        is_local: bool = False,
-    ) -> None:
-        self._is_own, self._is_local = is_own, is_local
-        self.loss_scale = loss_scale
-        self._entries = list(trainable)
-        self._parameters = [entry.tensor for entry in trainable]
-        self._optimizer = optimizer
-        self._reducer = reducer
-        self._ema = ema
-        self._clock = clock
-        self._clip_norm = clip_norm
+    def __init__(self, parts: Parts, reducer: GradientReducer | None = None) -> None:
+        self._is_own = bool(parts.own_optimizer)
+        self._is_local = parts.config.sync_every is not None
+        self.loss_scale = parts.loss_scale
+        self._entries = parts.trainable
+        self._parameters = [entry.tensor for entry in parts.trainable]
+        self._optimizer = parts.optimizers[MAIN]
+        self._reducer = reducer or parts.reducer
+        self._ema, self._clock, self._clip_norm = parts.ema, parts.clock, parts.config.clip_norm
         self._expected = self._passes = 0
         self._lent: _Gradients = [], []
         self._seen: _Gradients = [], []
