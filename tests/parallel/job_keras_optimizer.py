@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from hvdtrain.backends.tensorflow.distributed_optimizer import DistributedOptimizer
-from hvdtrain.backends.tensorflow.steps.formulas import SGD
+from hvdtrain.backends.tensorflow.steps.optimizers import SGD
 
 STEPS, SAMPLES, INPUTS = 5, 16, 4
 

@@ -16,7 +16,7 @@ OWN_FILES = {
     # Keras keeps everything in variables, made with it; a graph has all gradients at once
     "torch": {"state/tensors.py", "reduction/sharded.py"},
     "tensorflow": {
-        *("functions.py", "distributed_optimizer.py", "steps/formulas.py"),
+        *("functions.py", "distributed_optimizer.py"),
         *("steps/step_number.py", "traced_workers.py"),  # a step that is traced
         "state/layer_state.py",  # its modules have state dicts
     },
@@ -33,6 +33,7 @@ OWN_NAMES = {
         *("broadcast_model", "broadcast_tensors", "broadcast_optimizer", "wait_for_all"),
     },
     "tensorflow/reduction/broadcast.py": {"broadcast_variables"},
+    "tensorflow/steps/optimizers.py": {"rate_and_decay", "SGD", "TwoMoments", "AdamW"},  # PyTorch has them
     "torch/state/model_state.py": {"Entry"},
     # Keras's layers have no mode; PyTorch copies tensors late
     # Keras has operations that no seed of a step reaches, and tensors that nothing changes

@@ -15,7 +15,7 @@ from hvdtrain.backends.records import PortableState, StateArrays
 from hvdtrain.backends.reduction.local_steps import has_outer
 from hvdtrain.backends.tensorflow.state.model_state import Field, ModelState, TensorFlowSnapshot
 from hvdtrain.backends.tensorflow.state.moving_state import ExponentialMovingAverage
-from hvdtrain.backends.tensorflow.steps.formulas import SGD
+from hvdtrain.backends.tensorflow.steps.optimizers import SGD
 
 
 class TrainingState(CommonState):

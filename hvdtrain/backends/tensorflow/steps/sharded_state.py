@@ -16,8 +16,8 @@ from hvdtrain.backends.tensorflow.functions import native
 from hvdtrain.backends.tensorflow.reduction.sharded_parameters import ShardedParameters
 from hvdtrain.backends.tensorflow.state.model_state import Field, ModelState
 from hvdtrain.backends.tensorflow.state.moving_state import ExponentialMovingAverage
-from hvdtrain.backends.tensorflow.steps.formulas import SGD
 from hvdtrain.backends.tensorflow.steps.optimizer_state import TrainingState
+from hvdtrain.backends.tensorflow.steps.optimizers import SGD
 
 Tensor = Any
 Variable = Any
