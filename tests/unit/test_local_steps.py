@@ -11,12 +11,11 @@ from support.fakes import (
     trained,
 )
 
-from hvdtrain.backends.reduction.local_steps import has_outer, in_parts, without_outer
+from hvdtrain.backends.reduction.local_steps import has_outer, without_outer
 from hvdtrain.backends.step_metrics import ControlFlags
 from hvdtrain.config import Config
 from hvdtrain.errors import NonFiniteLossError
 from hvdtrain.loop import run
-from hvdtrain.schedule import Cadence
 from hvdtrain.training_plan import TrainingPlan
 
 
@@ -116,30 +115,8 @@ def test_the_learning_rate_follows_one_workers_batch(fields, factor):
     assert TrainingPlan.of(config, 4, 1000).learning_rate.peak == 0.5 * factor
 
 
-@pytest.mark.parametrize(
-    ("every", "steps", "step", "due"),
-    [
-        (3, 2, 4, True),
-        (3, 2, 2, False),
-        (4, 2, 4, True),
-        (5, 10, 10, True),
-        (5, 10, 20, True),
-        (7, 1, 8, False),
-    ],
-)
-def test_an_interval_of_steps_is_due_if_it_ends_among_the_steps(every, steps, step, due):
-    assert Cadence(every).due(step, 0, 0, 100, steps) is due
-
-
 def test_the_outer_momentum_can_be_left_out_of_a_state():
     state = {"model/a/kernel": 1, "optimizer/outer_momentum/a/kernel": 2, "optimizer/momentum/a/kernel": 3}
     assert has_outer(state)
     assert set(without_outer(state)) == {"model/a/kernel", "optimizer/momentum/a/kernel"}
     assert not has_outer(without_outer(state))
-
-
-def test_parts_have_one_type_and_a_bounded_size():
-    mib = 1 << 20
-    sizes = [("a", 40 * mib), ("b", mib), ("a", 30 * mib), ("a", 30 * mib), ("b", mib), ("a", 90 * mib)]
-    assert in_parts(sizes) == [[0], [1, 4], [2, 3], [5]]
-    assert not in_parts([])

@@ -1,7 +1,5 @@
 """PyTorch's gradients in whole steps of two workers, which are threads: memory, hooks, backward()."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 from support.faked_horovod import FakedHorovod
@@ -47,36 +45,6 @@ def test_a_step_has_one_reduction(horovod, accumulate):
     alone = backend_of(one_worker(), Linear())
     assert losses[0] == pytest.approx([step(alone, number, accumulate) for number in range(3)], rel=1e-6)
     assert horovod.begun[0] == 3 * ["hvdtrain.gradients.0/kernel.0"]
-
-
-@pytest.mark.parametrize(
-    ("types", "names"),
-    [
-        ([torch.float64], ["hvdtrain.gradients.0.0", "hvdtrain.metrics"]),
-        ([torch.float64, torch.float32], ["hvdtrain.gradients.0.0", "hvdtrain.gradients.0.1"]),
-    ],
-)
-def test_a_vector_travels_with_gradients_of_its_type_alone(horovod, types, names):
-    """It may grow from step to step."""
-
-    def work(workers):
-        weights = {str(n): nn.Parameter(torch.ones(3, dtype=kind)) for n, kind in enumerate(types)}
-        reducer = AllReduce(workers)
-        reducer.attach(weights)
-        found = []
-        for length in (2, 2, 5):
-            for weight in weights.values():
-                weight.grad = None
-            reducer.follow()
-            sum(weight.sum() for weight in weights.values()).backward()
-            given = [weight.grad for weight in weights.values()]
-            sums, vector = reducer.finish(given, torch.arange(length, dtype=torch.float32))
-            found.append(([one.tolist() for one in sums], vector.tolist()))
-        return found
-
-    expected = [(len(types) * [3 * [2]], [2 * n for n in range(length)]) for length in (2, 2, 5)]
-    assert horovod.run(work) == 2 * [expected]
-    assert horovod.begun[0] == 3 * names
 
 
 def halved_in_place(parameter):
@@ -238,44 +206,3 @@ def test_early_sums_are_those_of_late_ones_whatever_a_worker_reaches(horovod, mo
     early, late = trained("true"), trained("false")
     for found, expected in zip([*early[0], *early[1]], [*late[0], *late[0]], strict=True):
         assert torch.equal(found, expected)
-
-
-def test_gradients_are_sent_in_the_last_micro_batch_as_they_are_completed(horovod, monkeypatch):
-    monkeypatch.setattr("hvdtrain.backends.reduction.shards.LEAST_BYTES", 16)
-
-    def work(workers):
-        model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
-        reducer = AllReduce(workers, overlaps=True)
-        reducer.attach(dict(model.named_parameters()))
-        reducer.finish([torch.zeros_like(p) for p in model.parameters()], torch.ones(2))
-        model.zero_grad()
-        reducer.follow(passes=2)
-        begun = []
-        for _ in range(2):
-            model(torch.ones(1, 8)).sum().backward()
-            begun.append(len(horovod.begun[workers.rank]))
-        sums, vector = reducer.finish([p.grad for p in model.parameters()], torch.ones(2))
-        assert sums[3].tolist() == 8 * [4]
-        assert vector.tolist() == [2, 2]
-        return begun, len(horovod.begun[workers.rank])
-
-    # of three buckets the last one waits for the vector
-    (before, meanwhile), after = horovod.run(work)[0]
-    assert (meanwhile - before, after - before) == (2, 3)
-
-
-@pytest.mark.parametrize(
-    ("local_size", "numbers", "overlaps", "expected"),
-    [
-        (1, 1 << 20, None, "fp32, sent uncompressed, in 4 parts during the backward pass (overlap)"),
-        (2, 1 << 20, None, "fp32, sent uncompressed"),
-        (1, 1 << 10, None, "fp32, sent uncompressed"),
-        (1, 1 << 20, False, "fp32, sent uncompressed"),
-        (2, 1 << 20, True, "fp32, sent uncompressed, in 4 parts during the backward pass (overlap)"),
-    ],
-)
-def test_the_plan_says_whether_gradients_are_sent_early(local_size, numbers, overlaps, expected):
-    """They are between hosts, unless there are few."""
-    reducer = AllReduce(SimpleNamespace(size=2, local_size=local_size), overlaps=overlaps)
-    reducer.attach({str(i): nn.Parameter(torch.zeros(numbers)) for i in range(4)})
-    assert reducer.describe() == expected
