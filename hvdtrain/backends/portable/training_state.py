@@ -11,10 +11,12 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from hvdtrain.backends.base import PendingState
+from hvdtrain.backends.optimizers import MAIN, state_prefixes
 from hvdtrain.backends.portable.initial_values import has_ema, with_initial_values
-from hvdtrain.backends.portable.names import check_state
+from hvdtrain.backends.portable.names import check_state, check_unique
 from hvdtrain.backends.records import PortableState, Shapes, StateArrays
 from hvdtrain.backends.workers import peer_errors
+from hvdtrain.errors import TaskError
 
 _ALIGNED_BYTES = 64
 
@@ -90,22 +92,116 @@ class Keeper:
         return ReadyState(None if self.error else {**self._state, **(others or {})}, self.error)
 
 
+class CommonOptimizerState:
+    """One optimizer as portable state; its slots are fields, and it has numbers that are none."""
+
+    starts_empty = False  # whether it makes its slots in its first step, as PyTorch's of tasks do
+    slot_fields: Callable[[], Iterable[Any]]
+    values: Callable[[], PortableState]  # the numbers
+    write_numbers: Callable[[StateArrays], None]  # sets what ``values`` returns
+    number_names: Callable[[], list[str]]  # those of the numbers that every state has
+    make_slots: Callable[[StateArrays], None]  # those that a state has
+    clear: Callable[[], None]  # drops everything that the optimizer keeps
+
+    def __init__(self, model: Any, optimizer: Any, prefix: str) -> None:
+        self._model, self.optimizer = model, optimizer
+        self._prefix = f"optimizer/{prefix}"
+        self._step = f"{self._prefix}step"
+
+    def check(self) -> None:
+        """Check that everything the optimizer keeps can be saved."""
+
+    def has_slots(self) -> bool:
+        """Return whether the optimizer keeps anything yet."""
+        return True
+
+    def is_in(self, state: StateArrays) -> bool:
+        """Return whether a state has anything of this optimizer."""
+        return any(name.startswith(self._prefix) for name in state)
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of the slots and of the numbers, by portable name."""
+        return {field.name: field.shape for field in self.slot_fields()} | dict.fromkeys(
+            self.number_names(), ()
+        )
+
+
 class CommonState:
     """Model and optimizers as portable state, as far as no framework has a part in it."""
 
     framework: ClassVar[str]
-    model: Any
-    ema: Any  # the moving average of the weights
-    _local: Any  # the local steps; None if there are none
-    # (what reducers and layers keep) -> PendingState: copies everything off the device
-    snapshot: Callable[..., PendingState]
-    load: Callable[[StateArrays], None]  # loads a portable state, having checked all of it
-    # (with_ema) -> the shapes of all arrays, by portable name
-    shapes: Callable[[bool], dict[str, tuple[int, ...]]]
-    arrays: Callable[[], Iterator[tuple[str, Any]]]  # yields all arrays with their portable names
+    kinds: ClassVar[tuple[Any, Any, Any]]  # classes of an optimizer's state, a snapshot, a moving average
+
+    def __init__(self, model: Any, optimizers: Any, ema: Any = None, local: Any = None) -> None:
+        of_optimizer, self._snapshot, average = self.kinds
+        self.model, self.ema = model, ema or average(model, None)
+        self._local = local  # the local steps; None if there are none
+        by_name = optimizers if isinstance(optimizers, Mapping) else {MAIN: optimizers}
+        prefixes = state_prefixes(list(by_name))
+        self._parts = [of_optimizer(model, one, prefixes[name]) for name, one in by_name.items()]
+        check_unique((field.name, field.own) for field in self._slots)
 
     def check(self) -> None:
         """Check that everything the optimizers keep can be saved."""
+        for part in self._parts:
+            part.check()
+
+    def snapshot(self, kept: PortableState | None = None) -> PendingState:
+        """Copy everything off the device, with what reducers and layers keep."""
+        self.check()
+        state: PortableState = dict(kept or {})
+        for part in self._parts:
+            state |= part.values()
+        check_unique((field.name, field.own) for field in self._slots)
+        fields = [*self.model.fields, *self.ema.fields, *self._outer_fields, *self._slots]
+        pending: PendingState = self._snapshot(fields, state)
+        return pending
+
+    def load(self, state: StateArrays) -> None:
+        """Load portable state, having checked all of it."""
+        ema_fields = self.ema.fields if has_ema(state) else []
+        has_outer = any(field.name in state for field in self._outer_fields)
+        others = [*ema_fields, *(self._outer_fields if has_outer else ())]
+        emptied = [part for part in self._parts if part.starts_empty and not part.is_in(state)]
+        filled = [part for part in self._parts if part not in emptied]
+        made = [part for part in filled if part.starts_empty and not part.has_slots()]
+        try:
+            for part in made:
+                part.make_slots(state)
+            shapes = {field.name: field.shape for field in [*self.model.fields, *others]}
+            for part in filled:
+                shapes |= part.shapes()
+            self.check_fits(shapes, state)
+        except TaskError:
+            for part in made:
+                part.clear()
+            raise
+        for part in emptied:
+            part.clear()
+        for field in [*self.model.fields, *self._slots, *others]:
+            field.write(state)
+        if not ema_fields:
+            self.ema.restart()
+        if self._local is not None and not has_outer:
+            self._local.restart()
+        for part in self._parts:
+            part.write_numbers(state)
+
+    def shapes(self, with_ema: bool) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of all arrays, by portable name, if no optimizer starts empty."""
+        fields = [*self.model.fields, *(self.ema.fields if with_ema else ())]
+        found = {field.name: field.shape for field in fields}
+        for part in self._parts:
+            found |= part.shapes()
+        return found
+
+    def arrays(self) -> Iterator[tuple[str, Any]]:
+        """Yield all arrays with their portable names, private ones too; some share memory with tensors."""
+        self.check()
+        for part in self._parts:
+            yield from part.values().items()
+        for field in [*self.model.fields, *self.ema.fields, *self._slots]:
+            yield from field.arrays(field.tensors)
 
     def private_names(self) -> list[str]:
         """Return the names of arrays that only this framework reads, and which a state may have."""
@@ -145,6 +241,10 @@ class CommonState:
         self.ema.restart()
         if self._local is not None:
             self._local.restart()
+
+    @property
+    def _slots(self) -> list[Any]:
+        return [field for part in self._parts for field in part.slot_fields()]
 
     @property
     def _outer_fields(self) -> list[Any]:

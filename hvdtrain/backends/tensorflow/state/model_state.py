@@ -38,6 +38,10 @@ class Field:
         """The variable, as one of several tensors that an array of PyTorch follows from."""
         return (self.variable,)
 
+    def arrays(self, _: Any) -> Iterator[tuple[str, Array]]:
+        """Yield the name and a copy of the variable."""
+        yield self.name, self.read()
+
     def read(self) -> Array:
         """Copy the variable into a portable array."""
         return _laid_out(_copied(self.variable), self.shape)

@@ -1,87 +1,51 @@
 """Keras optimizers as portable state, and the state of a whole job: loading and snapshots."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import keras
 import numpy as np
 
-from hvdtrain.backends.optimizers import MAIN, state_prefixes
-from hvdtrain.backends.portable.initial_values import has_ema
-from hvdtrain.backends.portable.names import check_unique
-from hvdtrain.backends.portable.training_state import CommonState
+from hvdtrain.backends.portable.training_state import CommonOptimizerState, CommonState
 from hvdtrain.backends.records import PortableState, StateArrays
-from hvdtrain.backends.reduction.local_steps import has_outer
 from hvdtrain.backends.tensorflow.state.model_state import Field, ModelState, TensorFlowSnapshot
 from hvdtrain.backends.tensorflow.state.moving_state import ExponentialMovingAverage
 from hvdtrain.backends.tensorflow.steps.optimizers import SGD
+
+
+class OptimizerState(CommonOptimizerState):
+    """One optimizer as portable state."""
+
+    def __init__(self, model: ModelState, optimizer: Any, prefix: str) -> None:
+        super().__init__(model, optimizer, prefix)
+        self._slots = list(_slots(optimizer, model.fields, self._prefix))
+        # the count of steps, by portable name
+        self._counts = {} if isinstance(optimizer, SGD) else {self._step: optimizer.iterations}
+
+    def slot_fields(self) -> list[Field]:
+        """Return the slots, under the names of their parameters, and other variables."""
+        return self._slots
+
+    def values(self) -> PortableState:
+        """Return the count of steps, if the optimizer needs it."""
+        return {name: np.asarray(count.numpy(), np.int64) for name, count in self._counts.items()}
+
+    def write_numbers(self, state: StateArrays) -> None:
+        """Set what ``values`` returns."""
+        for name, count in self._counts.items():
+            count.assign(int(state[name]))
+
+    def number_names(self) -> list[str]:
+        """Return the names of the numbers that every state has."""
+        return list(self._counts)
 
 
 class TrainingState(CommonState):
     """Model and optimizers as portable state."""
 
     framework = "tf"
-
-    def __init__(
-        self,
-        model: ModelState,
-        optimizers: Any,
-        ema: ExponentialMovingAverage | None = None,
-        local: Any = None,
-    ) -> None:
-        self.model = model
-        self.ema = ema or ExponentialMovingAverage(model, None)
-        self._local = local
-        by_name = optimizers if isinstance(optimizers, Mapping) else {MAIN: optimizers}
-        prefixes = {name: f"optimizer/{prefix}" for name, prefix in state_prefixes(list(by_name)).items()}
-        self._slots = [
-            field for name, one in by_name.items() for field in _slots(one, model.fields, prefixes[name])
-        ]
-        # the counts of steps, by portable name
-        self._steps = {
-            f"{prefixes[name]}step": one.iterations
-            for name, one in by_name.items()
-            if not isinstance(one, SGD)
-        }
-        check_unique((field.name, field.variable.path) for field in self._slots)
-
-    def snapshot(self, kept: PortableState | None = None) -> TensorFlowSnapshot:
-        """Copy everything off the device."""
-        state = {name: np.asarray(count.numpy(), np.int64) for name, count in self._steps.items()}
-        state |= kept or {}
-        return TensorFlowSnapshot(
-            [*self.model.fields, *self.ema.fields, *self._outer_fields, *self._slots], state
-        )
-
-    def load(self, state: StateArrays) -> None:
-        """Load portable state, having checked all of it."""
-        ema_fields = self.ema.fields if has_ema(state) else []
-        outer_fields = self._outer_fields if has_outer(state) else []
-        fields = [*self.model.fields, *self._slots, *ema_fields, *outer_fields]
-        shapes = {field.name: field.shape for field in fields}
-        shapes |= dict.fromkeys(self._steps, ())
-        self.check_fits(shapes, state)
-        for field in fields:
-            field.write(state)
-        if not ema_fields:
-            self.ema.restart()
-        if self._local is not None and not outer_fields:
-            self._local.restart()
-        for name, count in self._steps.items():
-            count.assign(int(state[name]))
-
-    def shapes(self, with_ema: bool) -> dict[str, tuple[int, ...]]:
-        """Return the shapes of all arrays, by portable name."""
-        fields = [*self.model.fields, *self._slots, *(self.ema.fields if with_ema else ())]
-        return {field.name: field.shape for field in fields} | dict.fromkeys(self._steps, ())
-
-    def arrays(self) -> Iterator[tuple[str, Any]]:
-        """Yield copies of all arrays with their portable names."""
-        for name, count in self._steps.items():
-            yield name, np.asarray(count.numpy(), np.int64)
-        for field in [*self.model.fields, *self.ema.fields, *self._slots]:
-            yield field.name, field.read()
+    kinds = OptimizerState, TensorFlowSnapshot, ExponentialMovingAverage
 
 
 def _slots(optimizer: Any, fields: list[Field], prefix: str) -> Iterator[Field]:

@@ -1,18 +1,15 @@
 """PyTorch optimizers as portable state, and the state of a whole job: loading and snapshots."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 
-from hvdtrain.backends.optimizers import MAIN, state_prefixes
-from hvdtrain.backends.portable.initial_values import has_ema
-from hvdtrain.backends.portable.names import PRIVATE, check_unique
-from hvdtrain.backends.portable.training_state import CommonState
+from hvdtrain.backends.portable.names import PRIVATE
+from hvdtrain.backends.portable.training_state import CommonOptimizerState, CommonState
 from hvdtrain.backends.records import PortableState, Shapes, StateArrays
-from hvdtrain.backends.reduction.local_steps import has_outer
 from hvdtrain.backends.torch.reduction.broadcast import broadcast_optimizer, broadcast_tensors
 from hvdtrain.backends.torch.state.layouts import SAME
 from hvdtrain.backends.torch.state.model_state import Entry, Field, ModelState, TorchSnapshot
@@ -48,139 +45,14 @@ class _Number:
             self.slots[self.key] = type(now)(value)
 
 
-class TrainingState(CommonState):
-    """Model and optimizers as portable state."""
-
-    framework = "torch"
-
-    def __init__(
-        self,
-        model: ModelState,
-        optimizers: torch.optim.Optimizer | Mapping[str, torch.optim.Optimizer],
-        ema: ExponentialMovingAverage | None = None,
-        local: Any = None,
-    ) -> None:
-        self.model = model
-        self.ema = ema or ExponentialMovingAverage(model, None)
-        self._local = local
-        by_name = {MAIN: optimizers} if isinstance(optimizers, torch.optim.Optimizer) else optimizers
-        self._optimizers = list(by_name.values())
-        prefixes = state_prefixes(list(by_name))
-        self._parts = [_OptimizerState(model, one, prefixes[name]) for name, one in by_name.items()]
-
-    def check(self) -> None:
-        """Check that everything the optimizers keep can be saved."""
-        for part in self._parts:
-            part.check()
-
-    def check_fits(self, shapes: Shapes, state: StateArrays) -> None:
-        """Check as the base does, but for buffers that take the shape of what is loaded."""
-        free = {
-            field.name: tuple(state[field.name].shape)
-            for field in self.model.fields
-            if field.resizes and field.name in state
-        }
-        super().check_fits(
-            {**shapes, **{name: shape for name, shape in free.items() if name in shapes}}, state
-        )
-
-    def snapshot(self, kept: PortableState | None = None) -> TorchSnapshot:
-        """Copy everything off the device."""
-        self.check()
-        state: PortableState = dict(kept or {})
-        slots: list[Field] = []
-        for part in self._parts:
-            state |= part.values()
-            slots += part.slot_fields()
-        check_unique((field.name, field.name) for field in slots)
-        return TorchSnapshot([*self.model.fields, *self.ema.fields, *self._outer_fields, *slots], state)
-
-    def load(self, state: StateArrays) -> None:
-        """Load portable state, having checked all of it."""
-        ema_fields = self.ema.fields if has_ema(state) else []
-        outer_fields = self._outer_fields if has_outer(state) else []
-        saved = [part.is_in(state) for part in self._parts]
-        made: list[_OptimizerState] = []
-        emptied = [
-            p for p, is_saved in zip(self._parts, saved, strict=True) if p.starts_empty and not is_saved
-        ]
-        try:
-            for part, is_saved in zip(self._parts, saved, strict=True):
-                if part.starts_empty and is_saved and not part.has_slots():
-                    made.append(part)
-                    part.make_slots(state)
-            shapes = {field.name: field.shape for field in [*self.model.fields, *ema_fields, *outer_fields]}
-            for part in self._parts:
-                shapes |= part.shapes() if part not in emptied else {}
-            self.check_fits(shapes, state)
-        except TaskError:
-            for part in made:
-                part.clear()
-            raise
-        for part in emptied:
-            part.clear()
-        slots = [field for part in self._parts for field in part.slot_fields()]
-        for field in [*self.model.fields, *slots, *ema_fields, *outer_fields]:
-            field.write(state)
-        if not ema_fields:
-            self.ema.restart()
-        if self._local is not None and not outer_fields:
-            self._local.restart()
-        for part in self._parts:
-            part.write_numbers(state)
-
-    def shapes(self, with_ema: bool) -> dict[str, tuple[int, ...]]:
-        """Return the shapes of all arrays, by portable name, if no optimizer starts empty."""
-        fields = [*self.model.fields, *(self.ema.fields if with_ema else ())]
-        found: dict[str, tuple[int, ...]] = {field.name: field.shape for field in fields}
-        for part in self._parts:
-            found |= part.shapes()
-        return found
-
-    def private_names(self) -> list[str]:
-        """Return the names of arrays that only PyTorch reads, and which a state may have."""
-        fields = [*self.model.fields, *self.ema.fields]
-        fields += [field for part in self._parts for field in part.slot_fields()]
-        own = [name for field in fields for name in field.private_names]
-        return own + [name for part in self._parts for name in part.count_names()]
-
-    def arrays(self) -> Iterator[tuple[str, Any]]:
-        """Yield all arrays with their portable names, private ones too; some share memory with tensors."""
-        self.check()
-        for part in self._parts:
-            yield from part.values().items()
-        slots = [field for part in self._parts for field in part.slot_fields()]
-        for field in [*self.model.fields, *self.ema.fields, *slots]:
-            yield from field.arrays(field.tensors)
-
-    def broadcast_optimizers(self, workers: Workers, root: int) -> None:
-        """Collective. Copy what the root's optimizers keep to every worker's."""
-        # made here: Horovod makes missing slots by a step that moves parameters and options
-        has_slots = workers.broadcast_object([part.has_slots() for part in self._parts], root)
-        for part, has_some in zip(self._parts, has_slots, strict=True):
-            part.follow(has_some)
-            if has_some:
-                broadcast_optimizer(part.optimizer, workers, root)
-
-    def broadcast_ema(self, root: int) -> None:
-        """Collective. Copy the root's moving average to every worker, after the weights."""
-        broadcast_tensors(self.ema.to_broadcast(), root, label="ema")
-
-
-class _OptimizerState:
+class OptimizerState(CommonOptimizerState):
     """One optimizer as portable state."""
 
-    def __init__(self, model: ModelState, optimizer: torch.optim.Optimizer, prefix: str) -> None:
-        self._model = model
-        self.optimizer = optimizer
-        self._prefix = f"optimizer/{prefix}"
-        self._step = f"{self._prefix}step"
-        # whether it makes its slots in its first step, as optimizers of tasks do
-        self.starts_empty = not self.has_slots()
+    optimizer: torch.optim.Optimizer
 
-    def is_in(self, state: StateArrays) -> bool:
-        """Return whether a state has anything of this optimizer."""
-        return any(name.startswith(self._prefix) for name in state)
+    def __init__(self, model: ModelState, optimizer: torch.optim.Optimizer, prefix: str) -> None:
+        super().__init__(model, optimizer, prefix)
+        self.starts_empty = not self.has_slots()
 
     def check(self) -> None:
         """Check that everything the optimizer keeps can be saved."""
@@ -212,6 +84,10 @@ class _OptimizerState:
         last = state[self._step].item() if counts else 0
         for count in counts:
             count.write(state[count.name].item() if count.name in state else last)
+
+    def number_names(self) -> list[str]:
+        """Return the names of the numbers that every state has."""
+        return [number.name for number in self._numbers()] + [self._step] * bool(self._step_counts())
 
     def count_names(self) -> list[str]:
         """Return the names of counts of steps that differ from the others."""
@@ -249,12 +125,6 @@ class _OptimizerState:
         if saved:
             for tensor in self.optimizer.state.keys() - saved:
                 del self.optimizer.state[tensor]
-
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Return the shapes of the slots and of the numbers, by portable name."""
-        shapes: dict[str, tuple[int, ...]] = {field.name: field.shape for field in self.slot_fields()}
-        shapes |= {number.name: () for number in self._numbers()}
-        return shapes | ({self._step: ()} if self._step_counts() else {})
 
     def slot_fields(self) -> Iterator[Field]:
         """Return the slots: those shaped as their parameter share its layout."""
@@ -299,6 +169,45 @@ class _OptimizerState:
 
     def _slot(self, key: str) -> str:
         return f"{self._prefix}{SLOTS.get(key, key)}"
+
+
+class TrainingState(CommonState):
+    """Model and optimizers as portable state."""
+
+    framework = "torch"
+    kinds = OptimizerState, TorchSnapshot, ExponentialMovingAverage
+    model: ModelState
+    ema: ExponentialMovingAverage
+
+    def check_fits(self, shapes: Shapes, state: StateArrays) -> None:
+        """Check as the base does, but for buffers that take the shape of what is loaded."""
+        free = {
+            field.name: tuple(state[field.name].shape)
+            for field in self.model.fields
+            if field.resizes and field.name in state
+        }
+        super().check_fits(
+            {**shapes, **{name: shape for name, shape in free.items() if name in shapes}}, state
+        )
+
+    def private_names(self) -> list[str]:
+        """Return the names of arrays that only PyTorch reads, and which a state may have."""
+        fields = [*self.model.fields, *self.ema.fields, *self._slots]
+        own = [name for field in fields for name in field.private_names]
+        return own + [name for part in self._parts for name in part.count_names()]
+
+    def broadcast_optimizers(self, workers: Workers, root: int) -> None:
+        """Collective. Copy what the root's optimizers keep to every worker's."""
+        # made here: Horovod makes missing slots by a step that moves parameters and options
+        has_slots = workers.broadcast_object([part.has_slots() for part in self._parts], root)
+        for part, has_some in zip(self._parts, has_slots, strict=True):
+            part.follow(has_some)
+            if has_some:
+                broadcast_optimizer(part.optimizer, workers, root)
+
+    def broadcast_ema(self, root: int) -> None:
+        """Collective. Copy the root's moving average to every worker, after the weights."""
+        broadcast_tensors(self.ema.to_broadcast(), root, label="ema")
 
 
 def _cannot_be_saved(optimizer: torch.optim.Optimizer, found: str) -> TaskError:

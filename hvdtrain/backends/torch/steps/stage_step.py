@@ -39,7 +39,7 @@ class StagedState(StateOfStage, TrainingState):
         """Return all tensors that replicas have, with the path of the model's tensor that they belong to."""
         averages = dict(zip(self.ema.paths, self.ema.to_broadcast(), strict=True))
         for entry in self.model.entries:
-            slots = sorted(self._optimizers[0].state.get(entry.tensor, {}).items())
+            slots = sorted(self._parts[0].optimizer.state.get(entry.tensor, {}).items())
             average = averages.get(entry.path)
             for tensor in (entry.tensor.detach(), *(value for _, value in slots), average):
                 if isinstance(tensor, torch.Tensor):
