@@ -24,8 +24,7 @@ OWN_FILES = {
 # likewise names: PyTorch may keep several portable arrays in one tensor, and makes slots late
 OWN_NAMES = {
     "torch/reduction/all_reduce.py": {"sum_sparse"},  # Keras gives dense gradients
-    "torch/steps/update.py": {"fitting_gradient"},
-    "torch/steps/sharded_update.py": {"ShardedGradientsUpdate"},
+    "torch/steps/update.py": {"fitting_gradient", "scale_to_norm", "ShardedGradientsUpdate"},
     # TensorFlow allocates what a graph concatenates, and Keras trains no complex variables
     "torch/reduction/flat.py": {"as_reals", "flat_zeros"},
     "torch/reduction/reducer.py": {"summed_meanwhile", "check_kinds"},

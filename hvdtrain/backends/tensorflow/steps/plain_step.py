@@ -26,8 +26,7 @@ from hvdtrain.backends.tensorflow.reduction.broadcast import broadcast_variables
 from hvdtrain.backends.tensorflow.steps.optimizer_state import TrainingState
 from hvdtrain.backends.tensorflow.steps.parts import Parts
 from hvdtrain.backends.tensorflow.steps.sharded_state import ShardedState
-from hvdtrain.backends.tensorflow.steps.sharded_update import ShardedUpdate
-from hvdtrain.backends.tensorflow.steps.update import Update
+from hvdtrain.backends.tensorflow.steps.update import ShardedUpdate, Update
 from hvdtrain.backends.tensorflow.task_model import compiled
 from hvdtrain.backends.tensorflow.traced_workers import Sized
 from hvdtrain.config import Config

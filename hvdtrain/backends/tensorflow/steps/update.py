@@ -12,6 +12,7 @@ from hvdtrain.backends.reduction import GradientReducer
 from hvdtrain.backends.step_metrics import NORM_INDEX, OVERFLOW_INDEX
 from hvdtrain.backends.tensorflow.functions import clip_by_norm, dense, joined, native, normalized
 from hvdtrain.backends.tensorflow.precision import own_scale, scaled, unscaled
+from hvdtrain.backends.tensorflow.reduction.sharded_parameters import ShardedParameters, segment_of
 from hvdtrain.backends.tensorflow.steps.optimizer_state import slots_by_parameter
 from hvdtrain.backends.tensorflow.steps.parts import Parts
 from hvdtrain.backends.tensorflow.traced_workers import Sized
@@ -189,3 +190,25 @@ def all_agree(is_finite: Tensor) -> Tensor:
     """Collective. Return whether something holds on all workers of the job."""
     lost = 1.0 - tf.cast(is_finite, tf.float32)
     return tf.equal(hvd.allreduce(lost, op=hvd.Sum, name="hvdtrain.overflow"), 0.0)
+
+
+class ShardedUpdate(Update):
+    """The update of a step after which every worker has the whole gradient and updates its part."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._shards: ShardedParameters = parts.shards
+        super().__init__(parts)
+
+    def update(self, gradients: list[Tensor], learning_rate: Tensor) -> None:
+        """Collective. Let the optimizer update this worker's part, and gather all parts."""
+        self._shards.use(gradients)
+        with self._after_reductions():
+            self._shards.follow()
+        by_path = {field.path: gradient for field, gradient in zip(self._fields, gradients, strict=True)}
+        own = [segment_of(segment, by_path[segment.entry.path]) for segment in self._shards.segments]
+        super().update(own or [tf.zeros([0])], learning_rate)
+        self._shards.gather(lambda segment: segment.tensor.value, "parameters")
+
+    def _updated(self) -> list[tuple[str, Any]]:
+        paths = [segment.entry.path for segment in self._shards.segments] or [""]
+        return list(zip(paths, self._shards.variables, strict=True))

@@ -19,8 +19,7 @@ from hvdtrain.backends.torch.reduction.broadcast import broadcast_model, broadca
 from hvdtrain.backends.torch.steps.optimizer_state import TrainingState
 from hvdtrain.backends.torch.steps.parts import Parts
 from hvdtrain.backends.torch.steps.sharded_state import ShardedState
-from hvdtrain.backends.torch.steps.sharded_update import ShardedGradientsUpdate, ShardedUpdate
-from hvdtrain.backends.torch.steps.update import Update
+from hvdtrain.backends.torch.steps.update import ShardedGradientsUpdate, ShardedUpdate, Update
 from hvdtrain.backends.torch.task_model import foreign_leaf
 from hvdtrain.config import Config
 from hvdtrain.data.feed import HostBatch
