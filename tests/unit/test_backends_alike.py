@@ -14,7 +14,7 @@ FRAMEWORKS = {"torch": "TorchBackend", "tensorflow": "TensorFlowBackend"}
 # files of one framework alone: what Keras lacks, or has and PyTorch needs no part for
 OWN_FILES = {
     # Keras keeps everything in variables, made with it; a graph has all gradients at once
-    "torch": {"state/tensors.py", "reduction/sharded.py"},
+    "torch": {"state/tensors.py"},
     "tensorflow": {
         *("functions.py", "distributed_optimizer.py"),
         *("steps/step_number.py", "traced_workers.py"),  # a step that is traced
@@ -50,7 +50,7 @@ OWN_NAMES = {
     "tensorflow/task_model.py": {"take_loss", "device_name", "use_device"},
     "torch/steps/stage_passes.py": {"copies"},  # nothing changes a tensor of TensorFlow
     "tensorflow/steps/stage_passes.py": {"layers_of"},  # a Sequential of Keras converts its inputs
-    "torch/reduction/sharded_parameters.py": {"memory_of"},  # parts are views
+    "torch/reduction/sharded_parameters.py": {"memory_of", "Sharded"},  # parts are views
     "tensorflow/reduction/sharded_parameters.py": {"segment_of"},
     "tensorflow/state/model_state.py": {"walk"},
     "tensorflow/steps/optimizer_state.py": {"slots_by_parameter"},  # PyTorch's state is by parameter

@@ -5,13 +5,14 @@ and all parts of a bucket have the same length, so that a parameter may belong t
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
 from hvdtrain.backends.workers import peer_errors
+from hvdtrain.config import Config
 from hvdtrain.workers.agreement import Workers
 
 _SEVERAL = 8
@@ -160,6 +161,11 @@ class CommonShardedParameters:
                 own = tuple(self._own(s, entries[s.name]) for s in layout.segments[workers.rank])
                 self.buckets.append(self.bucket(len(self.buckets), layout, members, own))
 
+    @classmethod
+    def of(cls, config: Config, trainable: Sequence[Any], workers: Workers) -> Self | None:
+        """Return them divided as a config requests; None if each worker updates all of them."""
+        return cls(trainable, workers) if config.shard != "none" and workers.size > 1 else None
+
     @property
     def entries(self) -> list[Any]:
         """The parameters, in the order of the buckets."""
@@ -220,3 +226,28 @@ class CommonShardedParameters:
     _all_to_all: Any  # collective; what it returns is on the host
     _broadcast: Any  # collective: returns rank 0's vector
     _set: Any  # sets a vector to values
+
+
+class CommonShardedAverage:
+    """The moving average of this worker's part of the weights, as a class before the framework's average."""
+
+    _native: Any  # returns a segment's vector as the framework has it
+    _copy: Any  # returns a copy of a vector
+
+    def __init__(self, model: Any, decay: float | None, shards: Any) -> None:
+        super().__init__(model, None)  # type: ignore[call-arg]
+        self.decay, self.is_kept, self._shards = decay or 0.0, decay is not None, shards
+        segments = shards.segments if self.is_kept else []
+        self._weights = [self._native(segment.tensor) for segment in segments]
+        self._averages = list(map(self._copy, self._weights))
+        self._of_segment = dict(zip(map(id, segments), self._averages, strict=True))
+
+    def of(self, segment: OwnSegment) -> Any:
+        """Return the average of a segment."""
+        return self._of_segment[id(segment)]
+
+    @contextmanager
+    def in_model(self) -> Iterator[None]:
+        """Collective. Return a context in which the model's weights are the averages of all workers."""
+        with self._shards.replaced(self.of, "ema") if self.is_kept else nullcontext():
+            yield

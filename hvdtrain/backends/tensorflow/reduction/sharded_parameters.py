@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from hvdtrain.backends.reduction.shards import CommonBucket, CommonShardedParameters, OwnSegment, Values
 from hvdtrain.backends.tensorflow.functions import native
 from hvdtrain.backends.tensorflow.state.model_state import Field
-from hvdtrain.config import Config
 from hvdtrain.errors import ConfigError
 from hvdtrain.workers.agreement import Workers
 
@@ -151,8 +150,3 @@ def _joined(pieces: Sequence[tuple[int, Tensor]], length: int, dtype: Any) -> Te
     if length > end:
         parts.append(tf.zeros([length - end], dtype))
     return tf.concat(parts, 0)
-
-
-def make_shards(config: Config, trainable: Sequence[Field], workers: Workers) -> ShardedParameters | None:
-    """Return the parameters, divided among workers as a config requests; None if each updates all of them."""
-    return ShardedParameters(trainable, workers) if config.shard != "none" and workers.size > 1 else None

@@ -9,7 +9,7 @@ from hvdtrain.backends.tensorflow.computation import Computation
 from hvdtrain.backends.tensorflow.functions import native
 from hvdtrain.backends.tensorflow.precision import LossScale, new_loss_scale
 from hvdtrain.backends.tensorflow.probes import count_frozen
-from hvdtrain.backends.tensorflow.reduction.sharded_parameters import ShardedParameters, make_shards
+from hvdtrain.backends.tensorflow.reduction.sharded_parameters import ShardedParameters
 from hvdtrain.backends.tensorflow.replica_state import TrainedSet
 from hvdtrain.backends.tensorflow.state.model_state import Field, ModelState
 from hvdtrain.backends.tensorflow.state.moving_state import ExponentialMovingAverage
@@ -53,7 +53,7 @@ class Parts(PartsBase):
 
     def make_shards(self) -> ShardedParameters | None:
         """Return the parameters divided among workers; None if each updates all of them."""
-        return make_shards(self.config, self.trainable, self.workers)
+        return ShardedParameters.of(self.config, self.trainable, self.workers)
 
     def make_optimizers(self) -> None:
         """Make the optimizers and what they keep, and take the rates of the task's own."""

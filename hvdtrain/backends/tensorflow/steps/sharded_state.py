@@ -1,8 +1,8 @@
 """Sharded state in TensorFlow as portable state: gathered part by part on rank 0, and given out again."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ import tensorflow as tf
 from hvdtrain.backends.portable.initial_values import PREFIX
 from hvdtrain.backends.portable.training_state import CommonShardedState, ShardedSlot
 from hvdtrain.backends.records import PortableState, StateArrays
-from hvdtrain.backends.reduction.shards import OwnSegment
+from hvdtrain.backends.reduction.shards import CommonShardedAverage
 from hvdtrain.backends.tensorflow.functions import native
 from hvdtrain.backends.tensorflow.reduction.sharded_parameters import ShardedParameters
 from hvdtrain.backends.tensorflow.state.model_state import Field, ModelState
@@ -43,34 +43,16 @@ def shard_optimizer(
     return [variable for variable in optimizer.variables if id(variable) not in own]
 
 
-class ShardedMovingAverage(ExponentialMovingAverage):
+class ShardedMovingAverage(CommonShardedAverage, ExponentialMovingAverage):
     """The moving average of this worker's part of the weights."""
 
-    def __init__(self, model: ModelState, decay: float | None, shards: ShardedParameters) -> None:
-        super().__init__(model, None)
-        self.decay = decay or 0.0
-        self._shards = shards
-        self.is_kept = decay is not None
-        segments = shards.segments if self.is_kept else []
-        self._weights = [native(segment.tensor) for segment in segments]
-        self._averages = [tf.Variable(weight, trainable=False) for weight in self._weights]
-        self._of_segment = dict(zip(map(id, segments), self._averages, strict=True))
-
-    def of(self, segment: OwnSegment) -> Variable:
-        """Return the average of a segment."""
-        return self._of_segment[id(segment)]
+    _native, _copy = staticmethod(native), staticmethod(partial(tf.Variable, trainable=False))
 
     def restart(self) -> None:
         """Start from the weights as they are."""
         if self.is_kept:
             self._shards.follow()
             super().restart()
-
-    @contextmanager
-    def in_model(self) -> Iterator[None]:
-        """Collective. Return a context in which the model's weights are the averages of all workers."""
-        with self._shards.replaced(self.of, "ema") if self.is_kept else nullcontext():
-            yield
 
     def to_broadcast(self) -> list[Any]:
         """Return nothing: every worker has averages of its own."""

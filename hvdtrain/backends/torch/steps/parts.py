@@ -10,7 +10,7 @@ from hvdtrain.backends.torch.computation import Computation
 from hvdtrain.backends.torch.precision import LossScale
 from hvdtrain.backends.torch.probes import count_frozen
 from hvdtrain.backends.torch.reduction.reducer import check_kinds
-from hvdtrain.backends.torch.reduction.sharded_parameters import ShardedParameters, make_shards
+from hvdtrain.backends.torch.reduction.sharded_parameters import ShardedParameters
 from hvdtrain.backends.torch.replica_state import TrainedSet
 from hvdtrain.backends.torch.state.model_state import Entry, ModelState
 from hvdtrain.backends.torch.state.moving_state import ExponentialMovingAverage
@@ -54,7 +54,7 @@ class Parts(PartsBase):
     def make_shards(self) -> ShardedParameters | None:
         """Return the parameters divided among workers; None if each updates all of them."""
         check_kinds(self.trainable, self.config)
-        return make_shards(self.config, self.trainable, self.workers)
+        return ShardedParameters.of(self.config, self.trainable, self.workers)
 
     def make_optimizers(self) -> None:
         """Make the optimizers and what they keep, and take the rates of the task's own."""

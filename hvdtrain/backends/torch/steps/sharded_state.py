@@ -1,7 +1,6 @@
 """Sharded state in PyTorch as portable state: gathered part by part on rank 0, and given out again."""
 
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -14,7 +13,7 @@ from hvdtrain.backends.portable.initial_values import PREFIX
 from hvdtrain.backends.portable.names import PRIVATE
 from hvdtrain.backends.portable.training_state import CommonShardedState, ShardedSlot
 from hvdtrain.backends.records import PortableState
-from hvdtrain.backends.reduction.shards import OwnSegment
+from hvdtrain.backends.reduction.shards import CommonShardedAverage, OwnSegment
 from hvdtrain.backends.torch.reduction.sharded_parameters import ShardedParameters
 from hvdtrain.backends.torch.state.model_state import Field, ModelState
 from hvdtrain.backends.torch.state.moving_state import ExponentialMovingAverage
@@ -36,27 +35,10 @@ def shard_optimizer(optimizer: torch.optim.Optimizer, shards: ShardedParameters 
         group["params"] = [s.tensor for parameter in group["params"] for s in owned.get(id(parameter), ())]
 
 
-class ShardedMovingAverage(ExponentialMovingAverage):
+class ShardedMovingAverage(CommonShardedAverage, ExponentialMovingAverage):
     """The moving average of this worker's part of the weights."""
 
-    def __init__(self, model: ModelState, decay: float | None, shards: ShardedParameters) -> None:
-        super().__init__(model, None)
-        self.decay = decay or 0.0
-        self._shards, self.is_kept = shards, decay is not None
-        segments = shards.segments if self.is_kept else []
-        self._weights = [segment.tensor for segment in segments]
-        self._averages = [weight.clone() for weight in self._weights]
-        self._of_segment = dict(zip(map(id, segments), self._averages, strict=True))
-
-    def of(self, segment: OwnSegment) -> torch.Tensor:
-        """Return the average of a segment."""
-        return self._of_segment[id(segment)]
-
-    @contextmanager
-    def in_model(self) -> Iterator[None]:
-        """Collective. Return a context in which the model's weights are the averages of all workers."""
-        with self._shards.replaced(self.of, "ema") if self.is_kept else nullcontext():
-            yield
+    _native, _copy = staticmethod(lambda tensor: tensor), staticmethod(torch.clone)
 
 
 _STEP = "optimizer/step"

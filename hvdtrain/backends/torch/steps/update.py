@@ -12,8 +12,12 @@ from hvdtrain.backends.reduction import GradientReducer
 from hvdtrain.backends.reduction.shards import OwnSegment
 from hvdtrain.backends.step_metrics import NORM_INDEX, OVERFLOW_INDEX
 from hvdtrain.backends.torch.reduction.flat import laid_out_as
-from hvdtrain.backends.torch.reduction.sharded import Sharded
-from hvdtrain.backends.torch.reduction.sharded_parameters import Bucket, ShardedParameters, memory_of
+from hvdtrain.backends.torch.reduction.sharded_parameters import (
+    Bucket,
+    Sharded,
+    ShardedParameters,
+    memory_of,
+)
 from hvdtrain.backends.torch.steps.parts import Parts
 from hvdtrain.errors import TaskError
 from hvdtrain.host.cores import keep_freed
