@@ -144,8 +144,6 @@ NO_EVAL_DATA = Feature("evaluation data", lambda job: not job.has_eval_data, joi
 RUN_DIR_URL = Feature("a URL as `run_dir`", lambda job: is_url(job.config.run_dir or ""))
 XLA = Feature("`compile` in TensorFlow",
               lambda job: job.config.compile and job.config.framework == "tf", "compile")
-PLANNED_STEPS = Feature("`sync_every` in a `plan`", lambda job: PLAN.holds(job) and SYNC_EVERY.holds(job),
-                        "sync_every {sync_every} in a plan")
 ELASTIC = Feature("an elastic job", lambda job: job.is_elastic, joined="in")
 ELASTIC_BATCH = Feature("`global_batch_size` in an elastic job",
                         lambda job: job.is_elastic and job.config.global_batch_size is not None)
@@ -265,7 +263,6 @@ ROWS = (
     Row(SHARD, PLAN, "it gathers parameters in every step, which is not predicted", _BENCH, UsageError),
     Row(STAGES, PLAN, "messages between stages are not predicted", _NO_STAGE_SPEED, UsageError),
     Row(OWN_STEP, PLAN, "what it sums in a step is not predicted", _BENCH, UsageError),
-    Row(PLANNED_STEPS, OWN_OPTIMIZER, "how much of its state it sends is unknown", _BENCH, UsageError),
     Row(option("on_bad_sample", "skip"), commands("predict"), "predictions have a row for every sample",
         "Leave it out, or give the task predict_data() without the samples that cannot be read.", UsageError),
     Row(STREAM, commands("predict"), "predictions go by the index of their samples", _INDEXED, UsageError),
@@ -308,6 +305,8 @@ ROWS = (
         "Make the groups in {own_optimizer}()."),
     *(Row(one, OWN_OPTIMIZER, "it may not compute the same with a part of the parameters",
           "Choose one of hvdtrain's optimizers.") for one in (SHARD, STAGES)),
+    Row(SYNC_EVERY, OWN_OPTIMIZER, "what it keeps may mean nothing when it is averaged",
+        "Choose one of hvdtrain's optimizers."),
 )
 # fmt: on
 

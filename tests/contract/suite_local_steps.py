@@ -14,7 +14,6 @@ from hvdtrain.backends.step_metrics import ControlFlags, StepStatistics, encode_
 from hvdtrain.config import Config
 from hvdtrain.data.feed import HostBatch
 from hvdtrain.data.order import BatchPlan
-from hvdtrain.errors import ConfigError
 
 FRAMEWORK = os.environ.get("HVDTRAIN_TEST_FRAMEWORK", "torch")
 SAMPLES, INPUTS, OUTPUTS, STEPS = 12, 5, 3, 6
@@ -46,23 +45,6 @@ class Huge(Linear):
     @staticmethod
     def loss(outputs, batch):
         return (outputs.sum(1) if hasattr(outputs, "sum") else _row_sums(outputs)) * batch["scale"]
-
-
-class OwnOptimizer(Linear):
-    """An optimizer of the framework's, by name, with options that both frameworks have."""
-
-    def __init__(self, name, **options):
-        self.name, self.options = name, options
-
-    def torch_optimizer(self, parameters):
-        import torch
-
-        return getattr(torch.optim, self.name)(parameters, lr=RATE, **self.options)
-
-    def tf_optimizer(self):
-        import keras
-
-        return getattr(keras.optimizers, self.name)(RATE, **self.options)
 
 
 def _row_sums(outputs):
@@ -221,53 +203,6 @@ def steps_of_all(backend):
     return backend.workers.allgather_object(int(state_of(backend)["optimizer/step"]))
 
 
-def states_of_all(backend):
-    """Give each worker's state, and its mean; of the count of steps, the largest."""
-    states = backend.workers.allgather_object(state_of(backend))
-    means = {name: np.mean([state[name] for state in states], 0) for name in states[0] if name in states[-1]}
-    if "optimizer/step" in means:
-        means["optimizer/step"] = max(state["optimizer/step"] for state in states)
-    return states, means
-
-
-@pytest.mark.parametrize(
-    ("name", "options"),
-    [
-        *(("Adagrad", {}), ("Adam", {"amsgrad": True}), ("Adamax", {})),
-        ("RMSprop", {"momentum": 0.5, "centered": True}),
-        ("SGD", {"momentum": 0.9, "nesterov": True}),
-    ],
-    ids=str,
-)
-def test_what_an_optimizer_of_the_task_keeps_is_averaged(started, name, options):
-    build(started, OwnOptimizer(name, **options), sync_every=2)
-    for step in range(2):
-        started.train_step(batch(started, step), RATE)
-    states, means = states_of_all(started)
-    assert states[0].keys() == states[-1].keys()
-    started.synchronize()
-    found = state_of(started)
-    assert found.keys() == means.keys()
-    for one, mean in means.items():
-        np.testing.assert_allclose(found[one], mean, rtol=1e-5, atol=1e-7, err_msg=one)
-    started.train_step(batch(started, 2), RATE).read()
-
-
-@pytest.mark.parametrize(("name", "options"), [("Adam", {}), ("SGD", {"momentum": 0.9})])
-def test_an_optimizer_of_the_task_may_have_taken_no_step_when_the_workers_synchronise(started, name, options):
-    """PyTorch's make what they keep in their first step, which a worker without samples does not take."""
-    build(started, OwnOptimizer(name, **options), sync_every=1, weight_decay=0.1)
-    started.train_step(batch(started, 0, samples=1), RATE)
-    started.synchronize()
-    states, _ = states_of_all(started)
-    assert all(
-        state.keys() == states[0].keys() and all(np.array_equal(state[n], states[0][n]) for n in state)
-        for state in states
-    )
-    if name == "Adam":
-        assert steps_of_all(started) == [1] * started.workers.size
-
-
 def test_the_moving_average_takes_the_weights_of_the_synchronisations(started):
     build(started, sync_every=3, ema_decay=0.5)
     before = state_of(started)
@@ -322,11 +257,3 @@ def test_workers_that_skip_steps_of_fp16_go_on_with_one_scale(started):
     value = float(scale.value if FRAMEWORK == "torch" else scale.value.numpy())
     everyone = started.workers.allgather_object((value, int(state["optimizer/step"])))
     assert everyone == [(2.0**15, 2 if started.workers.size > 1 else 1)] * started.workers.size
-
-
-def test_an_optimizer_of_the_task_whose_state_cannot_be_averaged_is_refused(started):
-    name = {"torch": "NAdam", "tf": "Nadam"}[FRAMEWORK]
-    problem = f"sync_every 4 cannot be used with the optimizer {name} of {FRAMEWORK}_optimizer"
-    with pytest.raises(ConfigError, match=problem) as caught:
-        started.build(OwnOptimizer(name), config(sync_every=4))
-    assert "Adam, AdamW" in caught.value.remedy

@@ -67,7 +67,6 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "`bench` or `batch-find`": {"command": "bench"},
     "`batch-find` or `lr-find`": {"command": "lr-find"},
     "`plan`": {"command": "plan"},
-    "`sync_every` in a `plan`": {"command": "plan", "sync_every": 4},
     "`global_batch_size`": {"global_batch_size": 64},
     "evaluation data": {"has_eval_data": False},
     "Gloo": {"controller": "Gloo"},

@@ -8,12 +8,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from hvdtrain.backends.optimizers import MAIN
 from hvdtrain.backends.portable.initial_values import share_of_new
 from hvdtrain.backends.records import ModelInfo, PortableState, StateArrays
 from hvdtrain.backends.step_metrics import PendingVector
 from hvdtrain.config import Config
-from hvdtrain.errors import ConfigError, TaskError
+from hvdtrain.errors import TaskError
 from hvdtrain.schedule import Cadence
 from hvdtrain.workers.agreement import Workers
 
@@ -114,8 +113,12 @@ class LocalStepsBase:
     Source: DiLoCo (Douillard et al. 2023, arXiv:2311.08105).
     """
 
-    averaged: tuple[type, ...]  # optimizers of tasks whose state can be averaged
     pending: type[PendingVector]
+    fields: list[Any]  # of the outer optimizer's momentum
+    _momenta: list[Any]  # its tensors
+    _note_start: Any  # notes where the workers start from
+    _synchronized: Any  # collective: makes the workers equal; returns the sum of the steps' vectors
+    _zero: Any  # makes a tensor zero
 
     def __init__(self, parts: Any) -> None:
         self._ema, self._config = parts.ema, parts.config
@@ -123,17 +126,29 @@ class LocalStepsBase:
         self._loss_scale = parts.loss_scale
         self._sums = LocalSums()
 
+    def begin(self) -> None:
+        """Begin a local step: the first one notes where the workers start from."""
+        if self._sums.steps == 0:
+            self._note_start()
+
     def add(
-        self,
-        batch: Any,
-        names: tuple[str, ...],
-        weighted: tuple[str, ...],
-        vector: Any,
-        unused: Sequence[str],
+        self, batch: Any, form: tuple[tuple[str, ...], tuple[str, ...]], vector: Any, unused: Sequence[str]
     ) -> PendingVector:
         """Add a local step; return its metrics, which are this worker's own."""
+        names, weighted = form
         self._sums.add(names, weighted, vector, unused, weight=batch.total_weight, step=batch.step + 1)
         return self.pending(names, vector, batch.reduced_weight, unused, weighted)
+
+    def synchronize(self) -> PendingVector:
+        """Collective. Make the workers equal, and return the sums of all local steps since they last were."""
+        sums, self._sums = self._sums, LocalSums()
+        vector = self._synchronized(sums)
+        return self.pending(sums.names, vector, sums.weight, tuple(sums.unused), sums.weighted)
+
+    def restart(self) -> None:
+        """Start with no momentum of the outer optimizer."""
+        for momentum in self._momenta:
+            self._zero(momentum)
 
 
 class LocalStepRules:
@@ -147,8 +162,6 @@ class LocalStepRules:
 
     def attach(self, parts: Any) -> None:
         """Take the parts of the step. Local: no collective."""
-        if method := parts.own_optimizer:
-            check_averaged(parts.optimizers[MAIN], self.local_kind.averaged, method, parts.config)
         super().attach(parts)  # type: ignore[misc]
         self.local = self.local_kind(parts)
 
@@ -157,27 +170,14 @@ class LocalStepRules:
         return replace(info, reduction=describe_local_steps(self.parts.config))
 
     def to_broadcast(self) -> Sequence[Any]:
-        """Return what the step itself keeps, as Horovod broadcasts it."""
-        found: Sequence[Any] = self.local.to_broadcast()
+        """Return the outer optimizer's momentum, as Horovod broadcasts it."""
+        found: Sequence[Any] = self.local._momenta
         return found
 
     def synchronize(self) -> PendingVector:
         """Collective. Make the workers equal; return the sums of the steps since they last were."""
         pending: PendingVector = self.local.synchronize()
         return pending
-
-
-def check_averaged(optimizer: Any, known: Sequence[type], method: str, config: Config) -> None:
-    """Check that what a task's own optimizer keeps can be averaged over workers."""
-    if type(optimizer) in known:
-        return
-    names = ", ".join(one.__name__ for one in known)
-    raise ConfigError(
-        f"sync_every {config.sync_every} cannot be used with the optimizer {type(optimizer).__name__} of "
-        f"{method}(): the workers average what their optimizers keep, and what that means is not known of it",
-        f"Use one of {names}, an optimizer of hvdtrain's (--optimizer), or leave sync_every out.",
-        everywhere=True,
-    )
 
 
 def in_parts(tensors: Sequence[tuple[str, int]]) -> list[list[int]]:

@@ -5,7 +5,6 @@ from dataclasses import replace
 from typing import Any
 
 import horovod.tensorflow as hvd
-import keras
 import numpy as np
 import tensorflow as tf
 
@@ -34,11 +33,6 @@ class LocalSteps(LocalStepsBase):
     """Adds up what local steps give, and makes the workers equal."""
 
     pending = TensorFlowPending
-    averaged = tuple(
-        getattr(keras.optimizers, name)
-        for name in ("Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "Lamb", "Lion", "RMSprop", "SGD")
-        if hasattr(keras.optimizers, name)
-    )
 
     def __init__(self, parts: Parts) -> None:
         super().__init__(parts)
@@ -54,31 +48,21 @@ class LocalSteps(LocalStepsBase):
             for field, momentum in zip(fields, self._momenta, strict=False)
         ]
         self._steps_before = 0
-        self._synchronized = tf.function(self._synchronize, autograph=False)
+        self._traced = tf.function(self._synchronize, autograph=False)
 
-    def begin(self) -> None:
-        """Begin a local step: the first one notes where the workers start from."""
-        if self._sums.steps == 0:
-            self._steps_before = int(self._steps.numpy())
-            for start, parameter in zip(self._starts, self._parameters, strict=False):
-                start.assign(parameter)
+    def _note_start(self) -> None:
+        self._steps_before = int(self._steps.numpy())
+        for start, parameter in zip(self._starts, self._parameters, strict=False):
+            start.assign(parameter)
 
-    def synchronize(self) -> TensorFlowPending:
-        """Collective. Make the workers equal, and return the sums of all local steps since they last were."""
-        sums, self._sums = self._sums, LocalSums()
+    def _synchronized(self, sums: LocalSums) -> Tensor:
         share = np.asarray(sums.ema_share(self._ema.decay), np.float32)  # TensorFlow would keep a number
-        vector = self._synchronized(sums.vector, tf.constant(share))
+        vector = self._traced(sums.vector, tf.constant(share))
         self._agree(sums.steps)
-        return TensorFlowPending(sums.names, vector, sums.weight, tuple(sums.unused), sums.weighted)
+        return vector
 
-    def restart(self) -> None:
-        """Start with no momentum of the outer optimizer."""
-        for momentum in self._momenta:
-            momentum.assign(tf.zeros_like(momentum))
-
-    def to_broadcast(self) -> list[Variable]:
-        """Return the outer optimizer's momentum as Horovod broadcasts it."""
-        return self._momenta
+    def _zero(self, momentum: Variable) -> None:
+        momentum.assign(tf.zeros_like(momentum))
 
     def _synchronize(self, vector: Tensor, share: Tensor) -> Tensor:
         """Collective. Average, take the outer step, take the weights into their average; traced."""
@@ -139,7 +123,7 @@ class LocalStep(LocalStepRules, PlainStep):
         """Do a step. Local: no collective."""
         self.local.begin()
         vector, (names, weighted, unused) = self.run(batch, learning_rate, signals)
-        return self.local.add(batch, names, weighted, vector, unused)
+        return self.local.add(batch, (names, weighted), vector, unused)
 
     def average(self, share: Tensor) -> None:
         """Do nothing: ``synchronize`` takes the weights into their moving average."""

@@ -1,6 +1,6 @@
 """The step of local SGD: each worker trains alone, then they are made equal; as in ``tensorflow/``."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import horovod.torch as hvd
@@ -18,7 +18,6 @@ from hvdtrain.backends.step_metrics import PendingVector
 from hvdtrain.backends.torch.batches import TorchBatch, TorchPending
 from hvdtrain.backends.torch.reduction.flat import as_reals
 from hvdtrain.backends.torch.state.model_state import Field
-from hvdtrain.backends.torch.state.tensors import make_slots
 from hvdtrain.backends.torch.steps.parts import Parts
 from hvdtrain.backends.torch.steps.plain_step import PlainStep
 
@@ -27,57 +26,42 @@ class LocalSteps(LocalStepsBase):
     """Adds up what local steps give, and makes the workers equal."""
 
     pending = TorchPending
-    averaged = (
-        *(torch.optim.Adadelta, torch.optim.Adagrad, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adamax),
-        *(torch.optim.RAdam, torch.optim.RMSprop, torch.optim.SGD),
-    )
+    _zero = staticmethod(torch.Tensor.zero_)
 
     def __init__(self, parts: Parts) -> None:
         super().__init__(parts)
         entries = parts.trainable
-        self._parameters = [entry.tensor.detach() for entry in entries]
-        self._slots = _Slots(parts.optimizers[MAIN], [entry.tensor for entry in entries])
+        self._optimizer, self._tensors = parts.optimizers[MAIN], [entry.tensor for entry in entries]
+        self._parameters = [tensor.detach() for tensor in self._tensors]
         self._starts: list[torch.Tensor] = []
+        self._counted: list[float] = []  # the steps that the optimizer had counted when they began
         has_momentum = parts.config.outer_optimizer == "nesterov"
         self._momenta = [torch.zeros_like(p) for p in self._parameters] if has_momentum else []
-        known = {id(e.tensor): momentum for e, momentum in zip(entries, self._momenta, strict=False)}
+        known = {id(tensor): momentum for tensor, momentum in zip(self._tensors, self._momenta, strict=False)}
         self.fields: list[Field] = [
             replace(field, tensors=tuple(known.get(id(t), t) for t in field.tensors), prefix=OUTER_PREFIX)
             for field in parts.tensors.fields
             if any(id(t) in known for t in field.tensors)
         ]
 
-    def begin(self) -> None:
-        """Begin a local step: the first one notes where the workers start from."""
-        if self._sums.steps == 0:
-            self._slots.begin()
-            self._starts = [parameter.clone() for parameter in self._parameters] if self._momenta else []
+    def _note_start(self) -> None:
+        self._counted = [float(count) for count in self._counts()]
+        self._starts = [parameter.clone() for parameter in self._parameters] if self._momenta else []
 
-    def synchronize(self) -> TorchPending:
-        """Collective. Make the workers equal, and return the sums of all local steps since they last were."""
-        sums, self._sums = self._sums, LocalSums()
-        self._slots.fill()
+    def _synchronized(self, sums: LocalSums) -> torch.Tensor:
         vector = self._average(sums.vector)
         if self._momenta:
             self._step()
         self._agree(sums.steps)
         self._ema.update(sums.ema_share(self._ema.decay))
-        return TorchPending(sums.names, vector, sums.weight, tuple(sums.unused), sums.weighted)
-
-    def restart(self) -> None:
-        """Start with no momentum of the outer optimizer."""
-        for momentum in self._momenta:
-            momentum.zero_()
-
-    def to_broadcast(self) -> list[torch.Tensor]:
-        """Return the outer optimizer's momentum as Horovod broadcasts it."""
-        return self._momenta
+        return vector
 
     def _average(self, vector: torch.Tensor) -> torch.Tensor:
         """Collective. Make parameters and slots equal, in place; return the sum of a vector."""
         if self._workers.size == 1:
             return vector
-        averaged = [*self._parameters, *self._slots.averaged()]
+        slots = [value for one in self._slots() for key, value in one.items() if key != "step"]
+        averaged = [*self._parameters, *slots]
         parts = in_parts([(str(tensor.dtype), tensor.nbytes) for tensor in averaged])
         for number, places in enumerate(parts):
             tensors = [averaged[place] for place in places]
@@ -105,16 +89,26 @@ class LocalSteps(LocalStepsBase):
         torch._foreach_add_(self._parameters, gradients, alpha=-rate)
         self._starts = []
 
-    def _agree(self, steps: int) -> None:
+    def _agree(self, steps: float) -> None:
         """Collective with fp16. Take the most steps counted by a worker, and the lowest loss scale of all."""
         # with fp16 each worker skips steps by itself; otherwise one without samples has not counted the last
-        if self._loss_scale is None:
-            self._slots.set_steps(steps)
-            return
-        own = tuple(self._loss_scale.to_broadcast().tolist()), self._slots.steps()
-        gathered = self._workers.allgather_object(own)
-        self._loss_scale.follow(torch.tensor(min(scale for scale, _ in gathered), dtype=torch.float64))
-        self._slots.set_steps(max(counted for _, counted in gathered))
+        counts = self._counts()
+        if self._loss_scale is not None:
+            steps = max((float(now) - n for now, n in zip(counts, self._counted, strict=True)), default=0.0)
+            gathered = self._workers.allgather_object(
+                (tuple(self._loss_scale.to_broadcast().tolist()), steps)
+            )
+            self._loss_scale.follow(torch.tensor(min(scale for scale, _ in gathered), dtype=torch.float64))
+            steps = max(counted for _, counted in gathered)
+        for now, before in zip(counts, self._counted, strict=True):
+            now.fill_(before + steps)
+
+    def _slots(self) -> list[dict[str, torch.Tensor]]:
+        """Return what the optimizer keeps for each parameter; hvdtrain's have it from the beginning."""
+        return [self._optimizer.state.get(tensor, {}) for tensor in self._tensors]
+
+    def _counts(self) -> list[torch.Tensor]:
+        return [slots["step"] for slots in self._slots() if "step" in slots]
 
 
 class LocalStep(LocalStepRules, PlainStep):
@@ -127,52 +121,5 @@ class LocalStep(LocalStepRules, PlainStep):
         """Do a step. Local: no collective."""
         self.local.begin()
         vector, unused = self.run(batch, learning_rate, signals)
-        return self.local.add(batch, self.computation.names, self.computation.weighted, vector, unused)
-
-
-class _Slots:
-    """What an optimizer keeps for parameters: counts of steps, and tensors that can be averaged."""
-
-    def __init__(self, optimizer: torch.optim.Optimizer, parameters: Sequence[torch.Tensor]) -> None:
-        self._optimizer = optimizer
-        self._parameters = parameters
-        self._may_be_missing = True
-        self._before: dict[torch.Tensor, torch.Tensor] = {}
-
-    def begin(self) -> None:
-        """Note the counts of steps."""
-        self._before = {parameter: count.clone() for parameter, count in self._counts().items()}
-
-    def fill(self) -> None:
-        """Let a task's optimizer make what it makes in its first step, if only others have taken one."""
-        if self._may_be_missing and not any(self._optimizer.state.values()):
-            make_slots(self._optimizer)
-            self.set_steps(0)
-        self._may_be_missing = False
-
-    def averaged(self) -> list[torch.Tensor]:
-        """Return the tensors that are averaged, in an order that is the same on every worker."""
-        return [
-            value
-            for parameter in self._parameters
-            for key, value in self._optimizer.state.get(parameter, {}).items()
-            if key != "step"
-        ]
-
-    def steps(self) -> float:
-        """Return the most steps that it has counted for a parameter since they were noted."""
-        return max((float(now - before) for now, before in self._pairs()), default=0.0)
-
-    def set_steps(self, steps: float) -> None:
-        """Set the counts to so many more than were noted."""
-        for now, before in self._pairs():
-            now.copy_(before + steps)
-
-    def _pairs(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Return the counts of steps, each with what was noted of it."""
-        for parameter, now in self._counts().items():
-            yield now, self._before.get(parameter, torch.zeros_like(now))
-
-    def _counts(self) -> dict[torch.Tensor, torch.Tensor]:
-        slots = {parameter: self._optimizer.state.get(parameter, {}) for parameter in self._parameters}
-        return {parameter: of_one["step"] for parameter, of_one in slots.items() if "step" in of_one}
+        form = self.computation.names, self.computation.weighted
+        return self.local.add(batch, form, vector, unused)
