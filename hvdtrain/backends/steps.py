@@ -137,20 +137,22 @@ class WholeModelStep:
     """What the steps of both frameworks share in which each worker has the whole model.
 
     ``build`` calls the methods up to ``changed_early``, in their order. A step also has ``broadcast``,
-    ``train``, ``forget``, ``dry_run`` and ``find_comparing``; local ones have ``synchronize``; ``is_timed``
-    says whether the clock can distinguish the time of this worker from that of the others.
+    ``train``, ``forget`` and ``dry_run``; local ones have ``synchronize``; ``is_timed`` says whether the
+    clock can distinguish the time of this worker from that of the others.
     """
 
     follows_trained = True  # whether callbacks may freeze and thaw parameters
     collectives: Any  # the class of what moves objects through the framework's binding of Horovod
     # the classes of an update of every parameter, of a worker's part, and of that with its gradients alone
     updates: tuple[Any, Any, Any]
+    comparing: Any  # finds out how a value of a sample depends on other samples
     states: tuple[Any, Any]  # the classes of the state: of a worker that keeps all of it, and of its part
     computation: Any  # what a step computes of a batch
     near: Any  # the workers among whom a step sums gradients
     shapes: Shapes  # of the whole model's trainable parameters by portable name
     workers: Workers
-    parts: Any  # what the step is made of, after ``attach``
+    parts: Any  # what the step is made of, and its update, after ``attach``
+    update: Any
     state: Any  # model and optimizers as portable state, after ``make_state``
     local: Any = None  # what averages the workers, where steps are local
 
@@ -159,6 +161,15 @@ class WholeModelStep:
         tensors = self.computation.make_model()
         self.shapes = {field.name: field.shape for field in tensors.trainable_fields()}
         return tensors
+
+    def attach(self, parts: Any) -> None:
+        """Take the parts of the step, at first and when callbacks have frozen or thawed. Local."""
+        parts.reducer.clock = parts.clock
+        self.parts, self.update = parts, self.make_update(parts)
+        self.trace()
+
+    def trace(self) -> None:
+        """Let what steps call be traced anew, where a framework traces, when the next batch comes."""
 
     def make_update(self, parts: Any) -> Any:
         """Return the update that the config requests."""
@@ -222,6 +233,15 @@ class WholeModelStep:
         """Collective. Sum an evaluation over workers, and compute the metrics of the whole of it."""
         pending: PendingVector = self.computation.evaluated(partial, signals)
         return pending
+
+    def to_broadcast(self) -> Sequence[Any]:
+        """Return the tensors of the step itself, as Horovod broadcasts them."""
+        return ()
+
+    def find_comparing(self, batch: HostBatch, training: bool) -> str:
+        """Collective. Return a sentence on how a value of a sample depends on other samples, or ""."""
+        found: str = self.comparing(self.computation, batch, training)
+        return found
 
     def completed(self, found: DryRun, training: bool) -> DryRun:
         """Return what a dry run has found, with what the step knows of it."""

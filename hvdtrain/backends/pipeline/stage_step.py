@@ -131,7 +131,7 @@ class StageStepBase(WholeModelStep):
         self._counted_elsewhere = {path for path, having in several.items() if having[0] != self.layout.stage}
         parts = copy(parts)
         parts.reducer = self.parts_of_stage[2](parts.reducer, shared)
-        super().attach(parts)  # type: ignore[misc]
+        super().attach(parts)
 
     def make_update(self, parts: Any) -> Any:
         """Return the update of the stage."""

@@ -30,7 +30,6 @@ from hvdtrain.backends.tensorflow.steps.update import ShardedUpdate, Update
 from hvdtrain.backends.tensorflow.task_model import compiled
 from hvdtrain.backends.tensorflow.traced_workers import Sized
 from hvdtrain.config import Config
-from hvdtrain.data.feed import HostBatch
 from hvdtrain.workers.agreement import Workers
 
 Tensor = Any
@@ -45,6 +44,7 @@ class PlainStep(WholeModelStep):
     collectives = HorovodCollectives
     updates = Update, ShardedUpdate, ShardedUpdate  # a graph has all gradients at once
     states = TrainingState, ShardedState
+    comparing = staticmethod(find_comparing)
     computation: Computation
     parts: Parts
     state: TrainingState
@@ -59,13 +59,6 @@ class PlainStep(WholeModelStep):
     def is_timed(self) -> bool:
         """Whether the clock can tell the time of this worker from that of the others."""
         return not self.computation.batch_norm.layers
-
-    def attach(self, parts: Parts) -> None:
-        """Take the parts of the step, at first and when callbacks have frozen or thawed. Local."""
-        parts.reducer.clock = parts.clock
-        self.parts = parts
-        self.update = self.make_update(parts)
-        self.trace()
 
     def trace(self) -> None:
         """Let what steps call be traced anew, when the next batch comes."""
@@ -89,10 +82,6 @@ class PlainStep(WholeModelStep):
         parts.reducer.broadcast(root)
         if self.computation.layer_state:
             self.load_layers(self.workers.broadcast_object(self.computation.layer_state.read(), root))
-
-    def to_broadcast(self) -> Sequence[Any]:
-        """Return the variables of the step itself, as Horovod broadcasts them."""
-        return ()
 
     def train(self, batch: TensorFlowBatch, learning_rate: float, signals: Sequence[float]) -> PendingVector:
         """Collective. Do a step."""
@@ -148,10 +137,6 @@ class PlainStep(WholeModelStep):
     def forget(self) -> None:
         """Forget whatever a step that failed has begun. Local: no collective."""
         self.update.begin()
-
-    def find_comparing(self, batch: HostBatch, training: bool) -> str:
-        """Collective. Return a sentence on how a value of a sample depends on other samples, or ""."""
-        return find_comparing(self.computation, batch, training)
 
     def run(self, batch: TensorFlowBatch, learning_rate: float, signals: Sequence[float]) -> Any:
         """Collective. Run the traced step; return its vector and what was learnt when it was traced."""

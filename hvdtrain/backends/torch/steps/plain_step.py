@@ -22,7 +22,6 @@ from hvdtrain.backends.torch.steps.sharded_state import ShardedState
 from hvdtrain.backends.torch.steps.update import ShardedGradientsUpdate, ShardedUpdate, Update
 from hvdtrain.backends.torch.task_model import foreign_leaf
 from hvdtrain.config import Config
-from hvdtrain.data.feed import HostBatch
 from hvdtrain.workers.agreement import Workers
 
 
@@ -35,6 +34,7 @@ class PlainStep(WholeModelStep):
     collectives = HorovodCollectives
     updates = Update, ShardedUpdate, ShardedGradientsUpdate
     states = TrainingState, ShardedState
+    comparing = staticmethod(find_comparing)
     computation: Computation
     parts: Parts
     state: TrainingState
@@ -50,12 +50,6 @@ class PlainStep(WholeModelStep):
         """Whether the clock can tell the time of this worker from that of the others."""
         return not self._synchronizes_batch_norm
 
-    def attach(self, parts: Parts) -> None:
-        """Take the parts of the step, at first and when callbacks have frozen or thawed. Local."""
-        parts.reducer.clock = parts.clock
-        self.parts = parts
-        self.update = self.make_update(parts)
-
     def broadcast(self, root: int) -> None:
         """Collective. Copy the root's tensors to every worker."""
         parts, scale = self.parts, self.parts.loss_scale
@@ -66,10 +60,6 @@ class PlainStep(WholeModelStep):
         parts.reducer.broadcast(root)
         if scale is not None:
             scale.follow(hvd.broadcast_(scale.to_broadcast(), root, "hvdtrain.loss_scale"))
-
-    def to_broadcast(self) -> Sequence[Any]:
-        """Return the tensors of the step itself, by name, as Horovod broadcasts them."""
-        return ()
 
     def train(self, batch: TorchBatch, learning_rate: float, signals: Sequence[float]) -> PendingVector:
         """Collective. Do a step."""
@@ -126,10 +116,6 @@ class PlainStep(WholeModelStep):
         """Forget whatever a step that failed has begun. Local: no collective."""
         self.update.begin()
         self.update.zero_grad()
-
-    def find_comparing(self, batch: HostBatch, training: bool) -> str:
-        """Collective. Return a sentence on how a value of a sample depends on other samples, or ""."""
-        return find_comparing(self.computation, batch, training)
 
     def run(
         self, batch: TorchBatch, learning_rate: float, signals: Sequence[float]

@@ -125,9 +125,8 @@ class StageStep(StageStepBase, PlainStep):
         """Return the first micro-batch of a batch, on the host."""
         return {name: tensor.cpu() for name, tensor in self.computation.wrap(batch).micro_batches[0].items()}
 
-    def attach(self, parts: Parts) -> None:
-        """Take the parts of the step. Local: no collective."""
-        super().attach(parts)
+    def trace(self) -> None:
+        """Make the passes anew."""
         self.passes = stage_passes.StagePasses(self, self._whole)
 
     def broadcast(self, root: int) -> None:
