@@ -1,13 +1,15 @@
-"""Parameter groups of the config: which parameters they choose, and how these are updated."""
+"""Parameter groups: what they choose; all optimizers, in groups, against their formulas in numpy."""
 
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from support.twins import RANDOM, KerasSide, TorchSide, keras, torch
+from support.twins import RANDOM, KerasSide, TorchSide, keras, optimizer_part, torch
 
-from hvdtrain.backends.optimizers import ParameterGroups
+from hvdtrain.backends.optimizers import ParameterGroups, ParameterOptions
+from hvdtrain.backends.options import is_matrix
 from hvdtrain.backends.tensorflow.steps import optimizers as of_keras
 from hvdtrain.backends.torch.state.tensors import fill_slots
 from hvdtrain.backends.torch.steps import optimizers as of_torch
@@ -16,6 +18,7 @@ from hvdtrain.config.layers import resolve
 from hvdtrain.errors import ConfigError
 
 TASK = SimpleNamespace()
+nn, layers = torch.nn, keras.layers
 SHAPES = {
     "model/encoder/0/kernel": (4, 4),
     "model/encoder/0/bias": (4,),
@@ -86,13 +89,15 @@ def test_a_group_that_cannot_be_is_refused(groups, said):
         groups_of(groups)
 
 
-class TorchNet(torch.nn.Module):
+class TorchNet(nn.Module):
+    """Several parameters in one tensor (attention), biases of two dimensions, norms."""
+
     def __init__(self):
         super().__init__()
-        self.first = torch.nn.Linear(4, 8)
-        self.norm = torch.nn.LayerNorm(8)
-        self.attention = torch.nn.MultiheadAttention(8, 2, batch_first=True)
-        self.head = torch.nn.Linear(8, 3)
+        self.attention = nn.MultiheadAttention(8, 2)
+        self.gru = nn.GRU(8, 4)
+        self.norm = nn.LayerNorm(4)
+        self.dense = nn.Linear(4, 3)
 
 
 class KerasNet(keras.Model):
@@ -100,97 +105,173 @@ class KerasNet(keras.Model):
 
     def __init__(self):
         super().__init__()
-        self.first = keras.layers.Dense(8)
-        self.norm = keras.layers.LayerNormalization()
-        self.attention = keras.layers.MultiHeadAttention(2, 4)
-        self.head = keras.layers.Dense(3)
-        x = self.norm(self.first(np.zeros((1, 2, 4), np.float32)))
-        self.head(self.attention(x, x))
+        self.attention = layers.MultiHeadAttention(2, 4)
+        self.gru = layers.GRU(4)
+        self.norm = layers.LayerNormalization()
+        self.dense = layers.Dense(3)
+        x = np.zeros((1, 2, 8), np.float32)
+        self.dense(self.norm(self.gru(self.attention(x, x))))
         self.built = True
 
 
 GROUPS = (
     {"match": "*/attention/*", "learning_rate_factor": 0.25, "weight_decay": 0.3},
-    {"match": "*/head/bias", "frozen": True},
-    {"match": "*/head/*", "learning_rate_factor": 2},
+    {"match": "*/gru/*", "weight_decay": 0.0},
+    {"match": "*/dense/bias", "frozen": True},
+    {"match": "*/dense/*", "learning_rate_factor": 2},
 )
+RATES = (0.5, 0.5, 0.1, 0.2)  # v is not rescaled when the rate changes
+TOLERANCE = 5e-6
 
 
-def torch_updated(config, weights, gradients, rate):
-    """Give the weights after steps with these gradients, by portable name."""
-    module = TorchNet()
-    model = TorchSide(module).state.model
-    fields = list(model.trainable_fields())
-    groups = ParameterGroups(config, {field.name: field.shape for field in fields})
-    model.freeze(groups.frozen)
-    optimizer = of_torch.choose_optimizer(TASK, config, model, groups.options)
+def torch_side(config):
+    side = TorchSide(TorchNet())
+    groups, optimizer = chosen(side, config, of_torch)
     fill_slots(optimizer)
-    for field in fields:
-        field.write(weights)
-    for gradient in gradients:
-        for parameter in module.parameters():
-            parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
-        for field in fields:
-            if field.name not in groups.frozen:
-                replace(field, tensors=tuple(t.grad for t in field.tensors)).write(gradient)
-        for group in optimizer.param_groups:
-            group["lr"] = rate * group.get("lr_scale", 1.0)
-        optimizer.step()
-    slots = {id(tensor) for tensor in optimizer.state}
-    frozen = [t for field in fields if field.name in groups.frozen for t in field.tensors]
-    assert not slots & {id(tensor) for tensor in frozen}
-    return {field.name: field.read() for field in fields}
+    side.optimizer, side.state = optimizer, type(side.state)(side.state.model, optimizer)
+    return side, groups
 
 
-def keras_updated(config, weights, gradients, rate):
-    """Do the same."""
-    model = KerasSide(KerasNet()).state.model
-    fields = list(model.trainable_fields())
-    groups = ParameterGroups(config, {field.name: field.shape for field in fields})
+def keras_side(config):
+    net = KerasNet()
+    groups, optimizer = chosen(KerasSide(net), config, of_keras)
+    return KerasSide(net, optimizer), groups
+
+
+def chosen(side, config, module):
+    model = side.state.model
+    groups = ParameterGroups(config, {field.name: field.shape for field in model.trainable_fields()})
     model.freeze(groups.frozen)
-    optimizer = of_keras.choose_optimizer(TASK, config, model, groups.options)
-    trained = list(model.trainable_fields())
-    variables = [field.variable for field in trained]
-    optimizer.build(variables)
-    for field in fields:
-        field.write(weights)
-    for gradient in gradients:
-        optimizer.learning_rate.assign(rate)
-        arrays = [gradient[field.name].reshape(field.variable.shape) for field in trained]
-        optimizer.apply([keras.ops.convert_to_tensor(array) for array in arrays], variables)
-    return {field.name: field.read() for field in fields}
+    return groups, module.choose_optimizer(TASK, config, model, groups.options)
 
 
-def reference_sgd(config, groups, weights, gradients, rate):
-    expected = {name: value.astype(np.float64) for name, value in weights.items()}
-    for name, own in groups.options.items():
-        v = 0.0
-        for gradient in gradients:
-            v = config.momentum * v + gradient[name] + own.weight_decay * expected[name]
-            expected[name] = expected[name] - rate * own.factor * v
-    return expected
+def torch_step(side, gradients, rate):
+    for parameter in side.module.parameters():
+        parameter.grad = torch.full_like(parameter, np.nan) if parameter.requires_grad else None
+    for field in side.state.model.trainable_fields():
+        grads = tuple(tensor.grad for tensor in field.tensors)
+        replace(field, tensors=grads).write({field.name: gradients[field.name]})
+    for group in side.optimizer.param_groups:
+        group["lr"] = rate * group.get("lr_scale", 1.0)
+    side.optimizer.step()
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adamw", "lars", "lamb"])
-def test_both_frameworks_update_groups_alike(optimizer):
-    config = Config(
-        framework="torch", optimizer=optimizer, weight_decay=0.05, parameter_groups=GROUPS,
-        decay_norms_and_biases=False,
-    )  # fmt: skip
-    fields = list(TorchSide(TorchNet()).state.model.trainable_fields())
+def keras_step(side, gradients, rate):
+    by_variable = {id(field.variable): field for field in side.state.model.trainable_fields()}
+    variables = side.model.trainable_variables
+    ordered = [gradients[by_variable[id(v)].name].reshape(v.shape) for v in variables]
+    side.optimizer.learning_rate.assign(rate)
+    side.optimizer.apply([keras.ops.convert_to_tensor(g) for g in ordered], variables)
+
+
+def lars(config, decay, values, state, adapted):
+    w, g = values
+    if adapted:
+        norms = np.linalg.norm(w), np.linalg.norm(g)
+        factor = 0.001 * norms[0] / (norms[1] + decay * norms[0] + 1e-8)
+        g = (g + decay * w) * (factor if all(norms) else 1)
+    state["v"] = config.momentum * state.get("v", 0) + g
+    return state["v"]
+
+
+def lamb(config, decay, values, state, adapted, *, in_norm=True):
+    w, g = values
+    state["t"] = state.get("t", 0) + 1
+    beta1, beta2 = config.adam_beta1, config.adam_beta2
+    state["m"] = beta1 * state.get("m", 0) + (1 - beta1) * g
+    state["v"] = beta2 * state.get("v", 0) + (1 - beta2) * g**2
+    first, second = state["m"] / (1 - beta1 ** state["t"]), state["v"] / (1 - beta2 ** state["t"])
+    update = first / (np.sqrt(second) + config.adam_epsilon)
+    if not in_norm:
+        return update + decay * w
+    if adapted:
+        update = update + decay * w
+        norms = np.linalg.norm(w), np.linalg.norm(update)
+        update = update * (norms[0] / norms[1] if all(norms) else 1)
+    return update
+
+
+def sgd(config, decay, values, state, adapted):
+    w, g = values
+    state["v"] = config.momentum * state.get("v", 0) + g + decay * w
+    return state["v"]
+
+
+MOMENTS = {"first_moment": "m", "second_moment": "v"}
+SIDES = {"torch": (torch_side, torch_step), "tf": (keras_side, keras_step)}
+REFERENCES = {
+    "sgd": (sgd, {"momentum": "v"}),
+    "adamw": (partial(lamb, in_norm=False), MOMENTS),
+    "lars": (lars, {"momentum": "v"}),
+    "lamb": (lamb, MOMENTS),
+}
+
+
+@pytest.mark.parametrize("optimizer", REFERENCES)
+@pytest.mark.parametrize("framework", SIDES)
+def test_weights_and_slots_of_groups_follow_the_formula(framework, optimizer):
+    values = {"weight_decay": 0.1, "adam_epsilon": 1e-6, "momentum": 0.8, "adam_beta2": 0.95}
+    config = Config(framework=framework, optimizer=optimizer, parameter_groups=GROUPS, **values)
+    make, step = SIDES[framework]
+    side, groups = make(config)
+    shapes = {name: a.shape for name, a in side.read().items() if name.startswith("model/")}
     weights, *gradients = (
-        {field.name: RANDOM.standard_normal(field.shape).astype(np.float32) for field in fields}
-        for _ in range(4)
+        {name: RANDOM.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+        for _ in range(1 + len(RATES))
     )
-    ours, theirs = (updated(config, weights, gradients, 0.1) for updated in (torch_updated, keras_updated))
-    assert ours.keys() == theirs.keys()
-    for name, value in ours.items():
-        np.testing.assert_allclose(theirs[name], value, rtol=1e-5, atol=1e-5, err_msg=name)
-        assert (value == weights[name]).all() == (name == "model/head/bias")
-    if optimizer == "sgd":
-        groups = ParameterGroups(config, {field.name: field.shape for field in fields})
-        for name, value in reference_sgd(config, groups, weights, gradients, 0.1).items():
-            np.testing.assert_allclose(ours[name], value, rtol=1e-5, atol=1e-6, err_msg=name)
+    weights["model/attention/query/kernel"][:] = 0
+    gradients[1]["model/attention/key/kernel"][:] = 0
+    side.write({**weights, **optimizer_part(side.read())})
+    expected = {name: value.astype(np.float64) for name, value in weights.items()}
+    states = {name: {} for name in groups.options}
+    formula, slots = REFERENCES[optimizer]
+    for rate, gradient in zip(RATES, gradients, strict=True):
+        step(side, gradient, rate)
+        for name, own in groups.options.items():
+            values = expected[name], gradient[name].astype(np.float64)
+            is_adapted = is_matrix(name, values[0].shape)
+            update = formula(config, own.weight_decay, values, states[name], is_adapted)
+            expected[name] = values[0] - rate * own.factor * update
+    found = side.read()
+    assert groups.frozen == {"model/dense/bias"}
+    assert not any(name.startswith("optimizer/") and name.endswith("dense/bias") for name in found)
+    for name, w in expected.items():
+        np.testing.assert_allclose(found[name], w, rtol=TOLERANCE, atol=TOLERANCE, err_msg=name)
+        for slot, key in slots.items() if name in states else ():
+            value = found[f"optimizer/{slot}/{name.removeprefix('model/')}"]
+            wanted = states[name][key]
+            np.testing.assert_allclose(
+                value, wanted, rtol=TOLERANCE, atol=TOLERANCE, err_msg=f"{slot} {name}"
+            )
+
+
+@pytest.mark.parametrize(
+    ("path", "shape", "expected"),
+    [
+        ("dense/kernel", (3, 4), True),
+        ("token/embeddings", (10, 4), True),
+        ("position", (8, 4), True),
+        ("dense/bias", (4,), False),
+        ("attention/query/bias", (2, 4), False),
+        ("norm/gamma", (4, 4), False),
+        ("norm/beta", (4,), False),
+        ("temperature", (), False),
+    ],
+)
+def test_biases_norms_and_vectors_are_not_adapted_to(path, shape, expected):
+    assert is_matrix(path, shape) == expected
+
+
+@pytest.mark.parametrize("name", ["sgd", "adamw", "lars", "lamb"])
+def test_what_a_callback_has_frozen_stays_with_the_optimizer(name):
+    """Its slots are those of the checkpoint."""
+    config, module = Config(framework="torch", optimizer=name), TorchNet()
+    model = TorchSide(module).state.model
+    module.norm.requires_grad_(False)
+    options = {one.name: ParameterOptions(1.0, 0.0) for one in model.trainable_fields()}
+    optimizer = of_torch.choose_optimizer(TASK, config, model, options)
+    known = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    assert known == set(map(id, module.parameters()))
 
 
 @pytest.mark.parametrize("group", [{"frozen": True}, {"learning_rate_factor": 0.5}])
