@@ -158,10 +158,7 @@ class CustomStepRules:
 
     @contextmanager
     def _running(self, number: Any, samples: StepPart) -> Iterator[Optimizers]:
-        """Return a context in which the task's step of this number is called with what it gives.
-
-        In a dry run, whose samples have no learning rate, nothing is reduced or updated.
-        """
+        """Return a context in which the task's step of this number is called with what it gives."""
         self._given.step, self._is_running = number, True
         self._calls.begin()
         for optimizer in self._optimizers.values():

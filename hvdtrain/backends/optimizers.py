@@ -81,12 +81,7 @@ class ParameterOptions:
 
 
 class ParameterGroups:
-    """The options of every trainable parameter, by portable name.
-
-    Args:
-        shapes: shapes of the trainable parameters by portable name.
-        own_optimizer: the task's method that makes its own optimizer; empty if it has none.
-    """
+    """The options of every trainable parameter, by portable name."""
 
     def __init__(self, config: Config, shapes: Shapes, own_optimizer: str = "") -> None:
         groups = config.parameter_groups

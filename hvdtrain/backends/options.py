@@ -51,10 +51,7 @@ _NEVER = ("bias", "beta", "gamma")
 
 
 def is_matrix(path: str, shape: tuple[int, ...]) -> bool:
-    """Return whether a parameter is no bias and belongs to no norm, by its portable name and shape.
-
-    lars and lamb scale its update by its norm; without ``decay_norms_and_biases``, others do not decay.
-    """
+    """Return whether a parameter is no bias and belongs to no norm, by its portable name and shape."""
     return len(shape) > 1 and path.rpartition("/")[2] not in _NEVER
 
 

@@ -1,8 +1,4 @@
-"""Local steps: what both frameworks' ``steps/local_step.py`` share.
-
-Between two synchronisations each worker trains on its own; then the workers average their parameters, or the
-outer optimizer takes a step (docs/async.md).
-"""
+"""Local steps: what both frameworks' ``steps/local_step.py`` share."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -181,10 +177,7 @@ class LocalStepRules:
 
 
 def in_parts(tensors: Sequence[tuple[str, int]]) -> list[list[int]]:
-    """Return the numbers of tensors that are averaged as one: few messages, and little memory for copies.
-
-    It depends on nothing but its arguments, so that all workers come to the same.
-    """
+    """Return the numbers of tensors that are averaged as one: few messages, and little memory for copies."""
     parts: list[list[int]] = []
     open_parts: dict[str, tuple[list[int], int]] = {}
     for number, (kind, size) in enumerate(tensors):
@@ -217,8 +210,5 @@ def has_outer(state: StateArrays) -> bool:
 
 def without_outer(state: PortableState) -> PortableState:
     """Return a portable state without the momentum of an outer optimizer, which then starts from zero."""
-    return {name: array for name, array in state.items() if not _is_outer(name)}
-
-
-def _is_outer(name: str) -> bool:
-    return f"{OUTER_PREFIX}/" in name  # also a framework's private name of it
+    # also without a framework's private names of it
+    return {name: array for name, array in state.items() if f"{OUTER_PREFIX}/" not in name}

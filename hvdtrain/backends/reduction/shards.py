@@ -7,7 +7,7 @@ and all parts of a bucket have the same length, so that a parameter may belong t
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 
@@ -48,8 +48,7 @@ ALIGNMENT = 16  # numbers: vector units then compute what a part begins with as 
 PART_BYTES = 16 << 20
 
 
-@dataclass(frozen=True)
-class Segment:
+class Segment(NamedTuple):
     """What one worker owns of one parameter."""
 
     name: str  # the parameter's
@@ -78,10 +77,7 @@ class ShardedBucket:
 
 
 def shard(sizes: Mapping[str, int], workers: int, number_bytes: int = 4) -> list[ShardedBucket]:
-    """Divide parameters of one type into buckets of at most 16 MiB, and each bucket among the workers.
-
-    Parameters and parts begin at multiples of ``ALIGNMENT``; what stands between is padding.
-    """
+    """Divide parameters of one type into buckets of at most 16 MiB, and each bucket among the workers."""
     most = PART_BYTES // number_bytes
     buckets: list[dict[str, int]] = []
     length = 0
@@ -158,7 +154,10 @@ class CommonShardedParameters:
             sizes = {path: self._length_of(entry) for path, entry in entries.items()}
             for layout in shard(sizes, workers.size, number_bytes):
                 members = tuple(entries[name] for name in layout.begins)
-                own = tuple(self._own(s, entries[s.name]) for s in layout.segments[workers.rank])
+                own = tuple(
+                    OwnSegment(entries[s.name], self._vector_of(entries[s.name], s.begin, s.end), *s[1:])
+                    for s in layout.segments[workers.rank]
+                )
                 self.buckets.append(self.bucket(len(self.buckets), layout, members, own))
 
     @classmethod
@@ -210,10 +209,6 @@ class CommonShardedParameters:
             begin = self.workers.rank * bucket.layout.part
             for segment in bucket.segments:
                 self._set(targets(segment), segment.in_part(flat[begin : begin + bucket.layout.part]))
-
-    def _own(self, segment: Segment, entry: Any) -> OwnSegment:
-        tensor = self._vector_of(entry, segment.begin, segment.end)
-        return OwnSegment(entry, tensor, segment.begin, segment.end, segment.offset)
 
     # what a framework has of them
     _kind_of: Any  # bytes of a number of a parameter, and what else buckets share

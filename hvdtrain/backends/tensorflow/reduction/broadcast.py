@@ -22,10 +22,7 @@ _ALL: Mapping[str, Any] = MappingProxyType({})  # to all workers
 def broadcast_variables(
     variables: Sequence[Variable], root: int, group: Mapping[str, Any] = _ALL, label: str = "state"
 ) -> None:
-    """Collective. Copy the root's values of variables to every worker, or to some.
-
-    Each takes part in the same order, with the same shapes and types.
-    """
+    """Collective. Copy the root's values of variables to every worker, or to some."""
     is_root = hvd.rank() == root
     for number, part in enumerate(_parts([native(variable) for variable in variables])):
         lengths = [_bytes_of(variable) for variable in part]

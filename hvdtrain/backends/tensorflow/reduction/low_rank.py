@@ -1,7 +1,4 @@
-"""PowerSGD in TensorFlow: gradients travel as two thin matrices, and what they leave out travels later.
-
-``torch/reduction/low_rank.py`` does the same for PyTorch; what they share is in ``reduction/low_rank.py``.
-"""
+"""PowerSGD in TensorFlow: gradients travel as two thin matrices, and what they leave out travels later."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -72,7 +69,11 @@ class LowRank(CommonLowRank, Reducer):
     ) -> tuple[list[Tensor], list[Tensor]]:
         """Collective. Return the sums of low rank, and those of vectors."""
         variables = list(self._parameters.values())
-        gradients = [_laid_out_as(v, g) for v, g in zip(variables, gradients, strict=True)]
+        # of an unknown shape, it is that of the parameter
+        gradients = [
+            g if g.shape.is_fully_defined() else tf.ensure_shape(g, v.shape)
+            for v, g in zip(variables, gradients, strict=True)
+        ]
         places = [self._matrices.get(id(variable)) for variable in variables]
         found = zip(places, gradients, strict=True)
         by_matrix = {id(matrix): gradient for matrix, gradient in found if matrix is not None}
@@ -194,10 +195,3 @@ def _orthonormal(matrices: Sequence[Tensor], refill: Sequence[Any] | None = None
 
     found = tf.nest.flatten(tf.numpy_function(compute, matrices, [matrix.dtype for matrix in matrices]))
     return [tf.ensure_shape(one, matrix.shape) for one, matrix in zip(found, matrices, strict=True)]
-
-
-def _laid_out_as(parameter: Any, gradient: Tensor) -> Tensor:
-    """Return a gradient whose shape is known while a step is traced: that of its parameter."""
-    if gradient.shape.is_fully_defined():
-        return gradient
-    return tf.ensure_shape(gradient, parameter.shape)

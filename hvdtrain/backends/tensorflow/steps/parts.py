@@ -5,13 +5,12 @@ from typing import Any
 
 from hvdtrain.backends.optimizers import MAIN
 from hvdtrain.backends.steps import PartsBase
-from hvdtrain.backends.tensorflow.computation import Computation
 from hvdtrain.backends.tensorflow.functions import native
-from hvdtrain.backends.tensorflow.precision import LossScale, new_loss_scale
+from hvdtrain.backends.tensorflow.precision import new_loss_scale
 from hvdtrain.backends.tensorflow.probes import count_frozen
 from hvdtrain.backends.tensorflow.reduction.sharded_parameters import ShardedParameters
 from hvdtrain.backends.tensorflow.replica_state import TrainedSet
-from hvdtrain.backends.tensorflow.state.model_state import Field, ModelState
+from hvdtrain.backends.tensorflow.state.model_state import Field
 from hvdtrain.backends.tensorflow.state.moving_state import ExponentialMovingAverage
 from hvdtrain.backends.tensorflow.step_clock import StepClock
 from hvdtrain.backends.tensorflow.steps.optimizers import choose_optimizer, make_optimizers, take_rates
@@ -25,16 +24,9 @@ class Parts(PartsBase):
 
     averages = ExponentialMovingAverage, ShardedMovingAverage
     kinds = TrainedSet, find_batch_norms, count_frozen
-    computation: Computation
-    tensors: ModelState
-    trainable: list[Field]
     owned: dict[str, list[Field]]  # what each optimizer trains
     factors: dict[str, float]  # what the learning rate of each is multiplied by, if not by 1
     slots: list[Any]  # what the optimizers keep
-    shards: Any  # ShardedParameters if workers share their state; else None
-    ema: ExponentialMovingAverage
-    loss_scale: LossScale | None
-    clock: StepClock
     trained_set: TrainedSet
 
     @property

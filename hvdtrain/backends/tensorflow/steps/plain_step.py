@@ -36,10 +36,7 @@ Tensor = Any
 
 
 class PlainStep(WholeModelStep):
-    """The mean gradient over the global batch, summed over workers in one reduction, and an update with it.
-
-    A step that computes its gradients in another way overrides ``gradients``.
-    """
+    """The mean gradient over the global batch, summed in one reduction, and an update with it."""
 
     collectives = HorovodCollectives
     updates = Update, ShardedUpdate, ShardedUpdate  # a graph has all gradients at once

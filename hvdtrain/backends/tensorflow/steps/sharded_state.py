@@ -26,11 +26,7 @@ Variable = Any
 def shard_optimizer(
     optimizer: Any, trainable: Sequence[Field], shards: ShardedParameters | None
 ) -> list[Variable]:
-    """Let an optimizer make its slots, of this worker's segments if they are sharded.
-
-    Returns:
-        Its variables that all workers have in common.
-    """
+    """Let an optimizer make its slots, of this worker's segments alone if sharded; return what all have."""
     if shards is None:
         optimizer.build([field.variable for field in trainable])
         return list(optimizer.variables)

@@ -88,10 +88,7 @@ class AllReduce(Reducer):
     def finish(
         self, gradients: list[torch.Tensor], vector: torch.Tensor | None = None
     ) -> tuple[list[torch.Tensor], Any]:
-        """Collective. Begin what no backward pass has completed, and wait for all. Empty the list.
-
-        The sums are parts of the memory that is lent to the gradients of the next step.
-        """
+        """Collective. Begin what no backward pass has completed, and wait for all. Empty the list."""
         if self._workers.size > 1 and self.carries and vector is not None:
             return self._finish(gradients, vector), vector
         return super().finish(gradients, vector)

@@ -1,6 +1,6 @@
 """Copying tensors of any kind from one worker to all, byte by byte; Horovod itself takes few kinds."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -19,7 +19,6 @@ from hvdtrain.workers.agreement import Workers
 Wait = Callable[[], torch.Tensor]
 
 _ALL: Mapping[str, Any] = MappingProxyType({})  # to all workers
-_JOINED_BYTES = 16 << 20  # of tensors that travel together
 _MESSAGE_BYTES = 1 << 30  # MPI counts in 32 bits
 
 
@@ -57,37 +56,20 @@ def _follow(tensors: Mapping[str, torch.Tensor], own: Sequence[Any], of_root: Se
 def broadcast_tensors(
     tensors: Iterable[torch.Tensor], root: int, group: Mapping[str, Any] = _ALL, label: str = "state"
 ) -> None:
-    """Collective. Copy the root's values of tensors to every worker, or to some.
-
-    Each takes part with the same shapes and kinds in the same order. Small tensors travel together.
-    """
-    for number, part in enumerate(_joined_tensors(tensors)):
-        views = [_as_bytes(tensor) for tensor in part]
-        memory = views[0] if len(part) == 1 else torch.cat(views)
-        pieces = torch.split(memory, _MESSAGE_BYTES)
-        names = [f"hvdtrain.{label}.{number}.{place}" for place in range(len(pieces))]
-        handles = [hvd.broadcast_async_(p, root, n, **group) for p, n in zip(pieces, names, strict=True)]
-        wait_for_all([partial(hvd.synchronize, handle) for handle in handles])
-        if hvd.rank() == root or memory.data_ptr() == part[0].data_ptr():
-            continue
-        for tensor, values in zip(part, torch.split(memory, [len(view) for view in views]), strict=True):
-            # a part of joined bytes may begin where no number of this kind can
-            set_values(tensor, values.clone().view(tensor.dtype).view(tensor.shape))
-
-
-def _joined_tensors(tensors: Iterable[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
-    """Yield tensors that travel together: of one device, and small, or one."""
-    part: list[torch.Tensor] = []
-    size = 0
-    for tensor in tensors:
-        size += tensor.nbytes
-        if part and (size > _JOINED_BYTES or tensor.device != part[0].device):
-            yield part
-            part, size = [], tensor.nbytes
-        if tensor.numel():
-            part.append(tensor)
-    if part:
-        yield part
+    """Collective. Copy the root's values of tensors, alike on all workers, to every worker or to some."""
+    waits: list[Wait] = []
+    copies: list[tuple[torch.Tensor, torch.Tensor]] = []
+    for number, tensor in enumerate(tensors):
+        memory = _as_bytes(tensor)
+        for place, piece in enumerate(torch.split(memory, _MESSAGE_BYTES) if len(memory) else ()):
+            handle = hvd.broadcast_async_(piece, root, f"hvdtrain.{label}.{number}.{place}", **group)
+            waits.append(partial(hvd.synchronize, handle))
+        if memory.data_ptr() != tensor.data_ptr():
+            copies.append((tensor, memory))
+    wait_for_all(waits)
+    if hvd.rank() != root:
+        for tensor, memory in copies:
+            set_values(tensor, memory.view(tensor.dtype).view(tensor.shape))
 
 
 def wait_for_all(waits: Sequence[Wait]) -> list[torch.Tensor]:

@@ -96,7 +96,9 @@ class Bucket:
         end = self._begins.pop()
         self.flat = flat_zeros(end + numbers, *kind)
         self.room = self.flat[end:]
-        self._shapes = [(p.shape, _strides(p)) for p in self.parameters.values()]
+        # the strides are those that autograd gives a gradient: the parameter's own if they leave no gap
+        empty = (torch.empty_like(p, device="meta") for p in self.parameters.values())
+        self._shapes = [(one.shape, one.stride()) for one in empty]
         self.parts = [self._part(i) for i in range(len(self._shapes))]
         self._places = list(map(torch.Tensor.data_ptr, self.parts))
         self._references = self._count_references()
@@ -159,11 +161,6 @@ def flat_zeros(numbers: int, dtype: torch.dtype, device: torch.device) -> torch.
     room = np.zeros(size + _LINE, np.uint8)
     begin = -room.ctypes.data % _LINE
     return torch.from_numpy(room[begin : begin + size]).view(dtype)
-
-
-def _strides(parameter: torch.Tensor) -> tuple[int, ...]:
-    """Return the strides that autograd gives a parameter's gradient: its own if they leave no gap."""
-    return torch.empty_like(parameter, device="meta").stride()
 
 
 def _copyable(gradient: torch.Tensor, own: int) -> torch.Tensor:

@@ -1,7 +1,4 @@
-"""PowerSGD in PyTorch: gradients travel as two thin matrices, and what they leave out travels later.
-
-``tensorflow/reduction/low_rank.py`` does the same for Keras; what they share is in ``reduction/low_rank.py``.
-"""
+"""PowerSGD in PyTorch: gradients travel as two thin matrices, and what they leave out travels later."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -117,10 +114,7 @@ class LowRank(CommonLowRank, Reducer):
         *,
         is_last: bool,
     ) -> list[torch.Tensor]:
-        """Collective. Sum tensors and vectors over workers in place by one message for each type.
-
-        Return the messages without the vectors, which stand behind the tensors.
-        """
+        """Collective. Sum tensors and vectors over workers in place by one message for each type."""
         by_type: dict[torch.dtype, list[torch.Tensor]] = {}
         for tensor in (*tensors, *vectors):
             by_type.setdefault(tensor.dtype, []).append(tensor)

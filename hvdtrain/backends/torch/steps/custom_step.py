@@ -192,7 +192,7 @@ class CustomStep(CustomStepRules, PlainStep):
         self._step: Any = own_step_of(parts.task, parts.config)
         self._calls = Calls(list(parts.optimizers), self.workers)
         for entry in parts.trainable:  # before the hooks of reducers
-            entry.tensor.register_post_accumulate_grad_hook(self._refuse)  # type: ignore[no-untyped-call]
+            entry.tensor.register_post_accumulate_grad_hook(self._refuse)
         self._optimizers: dict[str, StepOptimizer] = {
             name: StepOptimizer(name, parts, self._calls, self.workers) for name in parts.optimizers
         }

@@ -1,12 +1,9 @@
 """What a job's step consists of: model, optimizers, reducer, moving average and others."""
 
-from typing import Any
-
 import torch
 
 from hvdtrain.backends.optimizers import MAIN
 from hvdtrain.backends.steps import PartsBase
-from hvdtrain.backends.torch.computation import Computation
 from hvdtrain.backends.torch.precision import LossScale
 from hvdtrain.backends.torch.probes import count_frozen
 from hvdtrain.backends.torch.reduction.reducer import check_kinds
@@ -28,13 +25,8 @@ class Parts(PartsBase):
 
     averages = ExponentialMovingAverage, ShardedMovingAverage
     kinds = TrainedSet, find_batch_norms, count_frozen
-    computation: Computation
     tensors: ModelState
-    trainable: list[Entry]
-    shards: Any  # ShardedParameters if workers share their state; else None
-    ema: ExponentialMovingAverage
     loss_scale: LossScale | None
-    clock: StepClock
     trained_set: TrainedSet
 
     @property

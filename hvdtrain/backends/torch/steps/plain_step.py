@@ -26,10 +26,7 @@ from hvdtrain.workers.agreement import Workers
 
 
 class PlainStep(WholeModelStep):
-    """The mean gradient over the global batch, summed over workers in one reduction, and an update with it.
-
-    A step that computes its gradients in another way overrides ``gradients``.
-    """
+    """The mean gradient over the global batch, summed in one reduction, and an update with it."""
 
     collectives = HorovodCollectives
     updates = Update, ShardedUpdate, ShardedGradientsUpdate

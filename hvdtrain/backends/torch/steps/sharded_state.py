@@ -22,10 +22,7 @@ from hvdtrain.workers.agreement import Workers
 
 
 def shard_optimizer(optimizer: torch.optim.Optimizer, shards: ShardedParameters | None) -> None:
-    """Let an optimizer of hvdtrain's that has made no slots yet update this worker's segments.
-
-    Its groups stay, also those of which this worker owns nothing.
-    """
+    """Let an optimizer of hvdtrain's that has made no slots yet update this worker's segments."""
     if shards is None:
         return
     owned: dict[int, list[OwnSegment]] = {}
