@@ -49,9 +49,6 @@ def prove_to_driver(connection: socket.socket, job_key: str, worker: str, second
 
     Nothing after the driver's last line is read, each of which is awaited for ``seconds``. The name of the
     worker is empty if the driver is to give it one.
-
-    Raises:
-        OSError: If the connection ends or times out, or if the other end is not the driver of this job.
     """
     connection.settimeout(seconds)
     key = _derived(job_key)
@@ -75,9 +72,6 @@ def connect(
 
     A connection that was closed may have been crowded out by others, so all are tried until the time is over.
     After ``silence_seconds`` without a response of the other host, the kernel ends the connection.
-
-    Raises:
-        ConnectionError: If nobody does; with the reason at each address.
     """
     reasons: dict[str, str] = {}
     until = time.monotonic() + seconds
@@ -122,11 +116,7 @@ def end_if_silent(connection: socket.socket, seconds: int) -> None:
 
 
 def receive_line(connection: socket.socket) -> bytes:
-    """Return the next line without its end; what follows it stays unread.
-
-    Raises:
-        OSError: If the connection ends or times out before, or if the line is too long.
-    """
+    """Return the next line without its end; what follows it stays unread."""
     line = bytearray()
     while len(line) <= MAX_LINE_BYTES:
         byte = connection.recv(1)

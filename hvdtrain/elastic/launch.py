@@ -11,9 +11,6 @@ def run_elastic(args: Any) -> None:
     """Run an elastic job, and end the launcher with its exit code.
 
     Until the driver takes signals, no worker has been started, and Ctrl-C ends the launcher at once.
-
-    Raises:
-        ValueError: If they contradict each other, with which `horovodrun` ends with exit code 2.
     """
     signal.signal(signal.SIGINT, _end_at_once)
     from hvdtrain.elastic.driver.host_job import run_host_job

@@ -107,14 +107,7 @@ class Link(LineConnection):
 
 
 class Links:
-    """All connections of a driver.
-
-    Args:
-        addresses: where to listen.
-        job_key: the key of the job.
-        silence_seconds: after this time without a response of its host, the kernel ends a connection.
-        expected: number of workers that connect at once.
-    """
+    """All connections of a driver."""
 
     def __init__(
         self,
@@ -176,12 +169,7 @@ class Links:
         return received
 
     def await_names(self, names: Collection[str], seconds: float) -> dict[str, socket.socket]:
-        """Wait until each of these names was proved on a connection, or the time is over.
-
-        Returns:
-            The connections by name, blocking, and no longer among those here. A second connection that proves
-            a name is closed, and so is one that proves another name.
-        """
+        """Return a blocking connection for each of these names that is proved in time; others are closed."""
         found: dict[str, socket.socket] = {}
         until = time.monotonic() + seconds
         while len(found) < len(names) and (left := until - time.monotonic()) > 0:

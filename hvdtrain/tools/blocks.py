@@ -52,16 +52,7 @@ class OpenRun:
 def opened_run(
     layers: list[Layer], change: Callable[[Config], Config], task_class: Any = None
 ) -> Iterator[OpenRun]:
-    """Collective. Return a context with a run of a job.
-
-    Args:
-        layers: config values, weakest source first, without the task's defaults.
-        change: returns the config of the run, given that of the job.
-        task_class: the task's class if the caller has it; found by its name otherwise.
-
-    Raises:
-        HvdtrainError: as training would raise it.
-    """
+    """Collective. Return a context with a run of a job."""
     check_may_be_elastic(None)
     with interruptible() as signals, seeded_frameworks():
         job = prepare(layers, task_class)
@@ -89,13 +80,7 @@ def tried_session(
 
 
 class Recorder(Report):
-    """A report that keeps what the metrics of steps say.
-
-    Attributes:
-        first_loss: the loss of the first step.
-        wait_seconds: of each step of the current block, how long all workers together waited for data.
-        notes: the notes of the training.
-    """
+    """A report that keeps what the metrics of steps say."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -119,12 +104,6 @@ def run_block(session: Session, recorder: Recorder, steps: int) -> Own:
 
     A step lasts from the moment when its batch is there to the one when the next step's batch is. Local steps
     are timed together, up to the next one after a synchronisation: each of these times is their mean.
-
-    Args:
-        session: the run; its report is the recorder.
-        recorder: the report.
-        steps: how many steps are timed; some more run before and after them. With local steps they are
-            rounded up to whole synchronisations.
     """
     every = session.plan().sync_every
     warm, steps = whole_rounds(_WARM_STEPS, every), whole_rounds(steps, every)

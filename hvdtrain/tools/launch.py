@@ -57,13 +57,7 @@ class RunningJob:
 
 
 def horovodrun(workers: int, hosts: str, controller: str | None) -> list[str]:
-    """Return the words that launch workers; none for one worker on this host, which needs no launcher.
-
-    Args:
-        workers: number of workers.
-        hosts: hosts and slots.
-        controller: "mpi", "gloo" or None.
-    """
+    """Return the words that launch workers; none for one worker on this host, which needs no launcher."""
     if workers == 1 and parse_host_list(hosts)[0].name in ("localhost", "127.0.0.1", host_name()):
         return []
     chosen = [f"--{controller}"] if controller else []
@@ -78,19 +72,7 @@ def run_program(  # noqa: PLR0917 - what to do if it takes too long is given las
     environ: Mapping[str, str] | None = None,
     remedy: str = "If its steps take seconds, give a larger --seconds, from which this limit follows.",
 ) -> Any:
-    """Run a command to its end, and return the JSON that it has written.
-
-    Args:
-        name: its name in messages.
-        command: the command.
-        limit_seconds: how long it may take.
-        found: the file in which it writes what it found.
-        environ: environment variables in addition to those of this process.
-        remedy: what to do if it takes too long.
-
-    Raises:
-        EnvironmentFault: If it fails or takes too long; with the end of its output.
-    """
+    """Run a command to its end, and return the JSON that it has written."""
     with RunningJob(command, environ) as job:
         code, text = job.wait(limit_seconds)
     if code is None:
@@ -106,16 +88,7 @@ def run_program(  # noqa: PLR0917 - what to do if it takes too long is given las
 
 
 def check_slots(counts: Sequence[int], hosts: str | None, may_share: bool = True) -> str:
-    """Return hosts and slots, as horovodrun takes them.
-
-    Args:
-        counts: numbers of workers, the largest last.
-        hosts: the user's hosts and slots; None for this host's cores.
-        may_share: whether the user may name more slots than cores.
-
-    Raises:
-        UsageError: If there are fewer slots than workers.
-    """
+    """Return hosts and slots, as horovodrun takes them."""
     if hosts is None:
         slots = len(os.sched_getaffinity(0))
         share = f" To share cores, which makes all slower: -H localhost:{counts[-1]}."
@@ -133,11 +106,7 @@ def check_slots(counts: Sequence[int], hosts: str | None, may_share: bool = True
 
 
 def layers_to_json(layers: Iterable[Layer]) -> list[dict[str, Any]]:
-    """Return config layers as JSON holds them: values as YAML, which keeps keys that are numbers, and dates.
-
-    Raises:
-        ConfigError: If a value is none that YAML can hold.
-    """
+    """Return config layers as JSON: values as YAML, which keeps keys that are numbers, and dates."""
     found = []
     for layer in layers:
         try:
@@ -160,11 +129,7 @@ def layers_from_json(found: Iterable[Mapping[str, Any]]) -> list[Layer]:
 
 
 def run_worker(work: Callable[[dict[str, Any]], None]) -> None:
-    """Do what the file says that the command line names, and end this worker as the command line would.
-
-    Args:
-        work: is given what the file says.
-    """
+    """Do what the file says that the command line names, and end this worker as the command line would."""
     make_output_tolerant()
     try:
         work(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))

@@ -91,13 +91,7 @@ def low_rank(shapes: Shapes, rank: int) -> Way:
 
 
 def local_steps(shapes: Shapes, every: int, slots: int) -> Way:
-    """Return the way of local steps: the parameters and what the optimizer keeps, and then the metrics.
-
-    Args:
-        shapes: of the parameters.
-        every: steps from one synchronisation to the next.
-        slots: tensors of a parameter's size that the optimizer keeps for it.
-    """
+    """Return the way of local steps: the parameters and what the optimizer keeps, and then the metrics."""
     tensors = [4 * prod(shape) for shape in shapes for _ in range(1 + slots)]
     parts = in_parts([("", size) for size in tensors])
     sizes = tuple(sum(tensors[place] for place in part) for part in parts)
@@ -126,15 +120,7 @@ def sizes_up_to(most: int) -> Iterator[int]:
 def measure_messages(
     workers: Workers, framework: str, *, on_gpu: bool, most_bytes: int, seconds: float
 ) -> list[tuple[int, Spread]]:
-    """Collective. Return sizes, with how long their sums take on the slowest worker: median and quartiles.
-
-    Args:
-        workers: the job's workers.
-        framework: "torch" or "tf".
-        on_gpu: whether the job computes on GPUs.
-        most_bytes: the largest size.
-        seconds: when so much time is spent, larger sizes are left out.
-    """
+    """Collective. Return sizes, with how long their sums take on the slowest worker: median and quartiles."""
     found = []
     for size, times in time_sums(
         framework,
@@ -157,15 +143,7 @@ def time_sums(
     seconds: float,
     longest_of: Callable[[float], float],
 ) -> Iterator[tuple[int, list[float]]]:
-    """Collective. Yield sizes with how long this worker's calls of Horovod took, as steps call it.
-
-    Args:
-        framework: "torch" or "tf".
-        on_gpu: whether the buffers lie on the GPU.
-        sizes: bytes, the least first.
-        seconds: when so much time is spent, larger sizes are left out.
-        longest_of: returns the largest of the numbers that the workers give; it is collective.
-    """
+    """Collective. Yield sizes with how long this worker's calls of Horovod took, as steps call it."""
     all_reduce_of = bench_module(framework).all_reduce_of
     begun = time.perf_counter()
     for size in sizes:

@@ -46,18 +46,7 @@ def show_found(
     picture: Path | None = None,
     draw: Callable[[dict[str, Any], Path], None] | None = None,
 ) -> None:
-    """Show what was found, then write it: if it cannot be written, it is shown at least.
-
-    Args:
-        text: what is shown.
-        document: the JSON document.
-        json_path: the file for it, if one is wanted.
-        picture: the file for a picture of it, if one is wanted.
-        draw: draws the document into a file.
-
-    Raises:
-        EnvironmentFault: If a file cannot be written.
-    """
+    """Show what was found, then write it: if it cannot be written, it is shown at least."""
     open_console().print(printable(text), highlight=False, markup=False, soft_wrap=True)
     write_json(json_path, document)
     if picture is not None and draw is not None:
@@ -66,11 +55,7 @@ def show_found(
 
 
 def write_json(path: Path | None, document: dict[str, Any]) -> None:
-    """Write what was found, if a file for it is wanted.
-
-    Raises:
-        EnvironmentFault: If it cannot be written.
-    """
+    """Write what was found, if a file for it is wanted."""
     if path is not None:
         with _faults_of(path):
             path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
@@ -87,12 +72,7 @@ def _faults_of(path: Path) -> Iterator[None]:
 
 
 class Parsed(click.ParamType):  # type: ignore[type-arg]
-    """What a function makes of a text.
-
-    Args:
-        name: of the type.
-        parse: raises ValueError for a text that means nothing.
-    """
+    """What a function makes of a text."""
 
     def __init__(self, name: str, parse: Callable[[str], Any]) -> None:
         self.name, self._parse = name, parse
@@ -127,15 +107,7 @@ def config_files(layers: Iterable[Layer]) -> list[Path]:
 
 
 def check_writable(*paths: Path | None, read: Iterable[Path] = ()) -> None:
-    """Check that files can be written, and make the folders that they need.
-
-    Args:
-        paths: the files; None for one that is not named.
-        read: files that the command reads and that must stay.
-
-    Raises:
-        UsageError: If one cannot, is named twice, or is one of those that must stay.
-    """
+    """Check that files can be written, and make the folders that they need."""
     given = [path for path in paths if path is not None]
     kept = {path.resolve() for path in read}
     for number, path in enumerate(given):
@@ -161,12 +133,7 @@ def check_writable(*paths: Path | None, read: Iterable[Path] = ()) -> None:
 
 
 def take_options(options: Mapping[str, Any], of: type[Options]) -> tuple[Options, dict[str, Any]]:
-    """Return a command's own options, and the rest, which are fields of the job.
-
-    Args:
-        options: the values of all options; None for what is not given.
-        of: the dataclass that has the own options.
-    """
+    """Return a command's own options, and the rest, which are fields of the job."""
     names = {field.name for field in fields(of)}  # type: ignore[arg-type]
     own = {name: options[name] for name in names if options[name] is not None}
     return of(**own), {name: value for name, value in options.items() if name not in names}

@@ -14,11 +14,7 @@ _SUFFIXES = (".png", ".svg", ".html")
 
 
 def check_picture(path: Path) -> None:
-    """Check that a picture can be drawn.
-
-    Raises:
-        UsageError: If its format is not known, or matplotlib is not installed.
-    """
+    """Check that a picture can be drawn."""
     if path.suffix.lower() not in _SUFFIXES:
         raise UsageError(f"--picture {path}: the name must end in {', '.join(_SUFFIXES)}")
     if find_spec("matplotlib") is None:
@@ -29,15 +25,7 @@ def check_picture(path: Path) -> None:
 
 
 def draw(curves: Mapping[str, Sequence[tuple[int, Spread]]], path: Path) -> None:
-    """Draw efficiency with its range against workers.
-
-    Args:
-        curves: for each name, numbers of workers with their efficiency.
-        path: the file, whose suffix names the format.
-
-    Raises:
-        OSError: If it cannot be written.
-    """
+    """Draw efficiency with its range against workers."""
     figure = new_figure()
     axes = figure.add_subplot()
     for name, points in curves.items():
@@ -58,11 +46,7 @@ def new_figure() -> Any:
 
 
 def save_figure(figure: Any, path: Path) -> None:
-    """Write a figure to a file, whose suffix names the format.
-
-    Raises:
-        OSError: If it cannot be written.
-    """
+    """Write a figure to a file, whose suffix names the format."""
     if path.suffix.lower() != ".html":
         figure.savefig(path)
         return

@@ -78,13 +78,7 @@ PARTS = ("data", "compute", "slowest", "communication")
 
 
 def split_of(job: Block, alone: Block | None) -> dict[str, float]:
-    """Return the parts of a step, which add up to it.
-
-    Args:
-        job: steps of the job.
-        alone: the same steps of each worker on its own, at the same time on all workers; None for a job with
-            one worker, which waits for nobody.
-    """
+    """Return the parts of a step, which add up to it."""
     data = job.wait_seconds
     if alone is None:
         return dict(zip(PARTS, (data, job.mean_seconds - data, 0.0, 0.0), strict=True))

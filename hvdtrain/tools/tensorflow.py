@@ -13,13 +13,7 @@ from hvdtrain.workers.agreement import Workers
 
 
 def backend_alone(config: Config, job: Backend, alone: Workers) -> Backend:
-    """Return a backend on the device of the job's, whose steps have no collective. Local: no collective.
-
-    Args:
-        config: the config.
-        job: the job's backend.
-        alone: the one worker of the new backend.
-    """
+    """Return a backend on the device of the job's, whose steps have no collective. Local: no collective."""
     device = "CPU" if job.info.description.endswith(" on the CPU") else "GPU"
     backend: Backend = TensorFlowBackend(alone, device)
     return backend
@@ -35,12 +29,7 @@ def check_dense(backend: Any) -> None:
 
 
 def all_reduce_of(size: int, on_gpu: bool) -> Callable[[], None]:
-    """Return a function that sums a tensor over the workers, and waits for the sum. It is collective.
-
-    Args:
-        size: bytes of the tensor.
-        on_gpu: whether it lies on the GPU.
-    """
+    """Return a function that sums a tensor over the workers, and waits for the sum. It is collective."""
     with tf.device("/GPU:0" if on_gpu else "/CPU:0"):
         tensor = tf.zeros(size // 4)
     name = f"hvdtrain.bench.{size}"

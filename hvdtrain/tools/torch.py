@@ -17,13 +17,7 @@ from hvdtrain.workers.agreement import Workers
 
 
 def backend_alone(config: Config, job: Backend, alone: Workers) -> Backend:
-    """Return a backend on the device of the job's, whose steps have no collective. Local: no collective.
-
-    Args:
-        config: the config.
-        job: the job's backend.
-        alone: the one worker of the new backend.
-    """
+    """Return a backend on the device of the job's, whose steps have no collective. Local: no collective."""
     backend: Backend = TorchBackend(alone, choose_device(config.device, cast(HorovodWorkers, job.workers)))
     return backend
 
@@ -34,11 +28,7 @@ def count_gpus() -> int:
 
 
 def check_dense(backend: Any) -> None:
-    """Check that no gradient of the model is sparse.
-
-    Raises:
-        UsageError: If one is: what workers exchange then grows with their number, and depends on the data.
-    """
+    """Check that no gradient of the model is sparse."""
     modules = backend.model.named_modules()
     names = [name for name, module in modules if getattr(module, "sparse", False) is True]
     if names:
@@ -50,12 +40,7 @@ def check_dense(backend: Any) -> None:
 
 
 def all_reduce_of(size: int, on_gpu: bool) -> Callable[[], None]:
-    """Return a function that sums a tensor over the workers, and waits for the sum. It is collective.
-
-    Args:
-        size: bytes of the tensor.
-        on_gpu: whether it lies on the GPU.
-    """
+    """Return a function that sums a tensor over the workers, and waits for the sum. It is collective."""
     tensor = flat_zeros(size // 4, torch.float32, torch.device("cuda") if on_gpu else torch.device("cpu"))
     name = f"hvdtrain.bench.{size}"
 

@@ -64,9 +64,6 @@ def make_limits(
     """Return the limits of a job from the options that the user gave; None is for what was not given.
 
     ``slots`` are those that there are now; if they are fixed, the job does not grow by default.
-
-    Raises:
-        UsageError: If the numbers contradict each other or are out of range.
     """
     least = wanted if least is None else least
     if most is None:

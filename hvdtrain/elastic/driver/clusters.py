@@ -139,16 +139,7 @@ LOOPBACK = "127.0.0.1"
 
 
 class HostCluster:
-    """Hosts, in whose slots the driver starts workers. Only ``close`` waits.
-
-    Attributes:
-        hosts: returns the hosts that there are now, in a fixed order.
-        addresses: where the driver listens, which it sets before the first start; workers receive it.
-        listen_on: the addresses of this host at which the job's hosts reach it.
-
-    Raises:
-        UsageError: If this host does not have a chosen interface.
-    """
+    """Hosts, in whose slots the driver starts workers. Only ``close`` waits."""
 
     def __init__(
         self,

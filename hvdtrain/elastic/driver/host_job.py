@@ -25,11 +25,7 @@ _END_SECONDS = 5.0  # for processes to end when the job has
 
 
 def run_host_job(args: Any) -> None:
-    """Run an elastic job, and end the launcher with its exit code.
-
-    Raises:
-        ValueError: If they contradict each other, with which `horovodrun` ends with exit code 2.
-    """
+    """Run an elastic job, and end the launcher with its exit code."""
     try:
         code = _run(args)
     except UsageError as error:

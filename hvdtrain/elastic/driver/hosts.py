@@ -22,9 +22,6 @@ def parse_hosts(text: str, slots_per_host: int = 1) -> list[HostSlots]:
 
     An IPv6 address with slots is written in brackets. A host with 0 slots is left out. A host that is named
     twice has the larger number of slots.
-
-    Raises:
-        DiscoveryError: If a line is none of these; the message quotes it.
     """
     found: dict[str, int] = {}
     for number, line in enumerate(text.splitlines(), start=1):
@@ -74,11 +71,7 @@ class ScriptHosts:
         self.script, self._slots_per_host, self._run_seconds = script, slots_per_host, run_seconds
 
     def find(self) -> list[HostSlots]:
-        """Run the script, and return the hosts that it prints.
-
-        Raises:
-            DiscoveryError: If it fails, takes too long, prints too much, or prints what is no host.
-        """
+        """Run the script, and return the hosts that it prints."""
         try:
             return parse_hosts(self._run(), self._slots_per_host)
         except DiscoveryError as error:
@@ -127,11 +120,7 @@ class HostWatch:
         self._is_closing = threading.Event()
 
     def start(self) -> None:
-        """Look the hosts up for the first time, and continue in a thread.
-
-        Raises:
-            DiscoveryError: If the first look-up fails.
-        """
+        """Look the hosts up for the first time, and continue in a thread."""
         self._hosts = self._script.find()
         if not self._hosts:
             self._say("the host discovery script names no host with slots yet; it is run again every second")

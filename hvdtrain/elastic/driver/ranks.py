@@ -101,15 +101,11 @@ def choose_source(candidates: Collection[Candidate], has_begun: bool) -> Source:
 
 
 def arrange(candidates: Sequence[Candidate], most: int) -> list[Candidate]:
-    """Return the workers of the next world in the order of ranks.
+    """Return the workers of the next world in the order of ranks, given those that wait longest first.
 
     Rank 0 is the valid worker with the largest place, the old rank 0 among equals; without a valid worker
     the old rank 0, or the one that waits longest. Its host comes first, and the workers of a host are
     neighbours. Otherwise the old order is kept, and who is new comes last.
-
-    Args:
-        candidates: the workers, those that wait longest first.
-        most: more are left out, the newest first.
     """
     far = len(candidates) + max((one.old_rank or 0 for one in candidates), default=0)
 

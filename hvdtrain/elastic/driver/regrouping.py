@@ -28,11 +28,7 @@ _FOREVER = float("inf")
 
 
 class Regrouping:
-    """Decides on worlds.
-
-    Attributes:
-        digest: of what must be equal on all workers; empty before the first world.
-    """
+    """Decides on worlds."""
 
     def __init__(
         self,

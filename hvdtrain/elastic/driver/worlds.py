@@ -18,9 +18,6 @@ class ChangeLog:
 
     Rank 0 of a world records its change as soon as it has the state. If the world breaks before all have it,
     the next one's change holds only what was not recorded.
-
-    Attributes:
-        cause: why the last world that trained ended, as text; empty while one trains.
     """
 
     def __init__(self) -> None:

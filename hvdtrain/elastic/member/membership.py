@@ -81,10 +81,6 @@ class Membership:
     """A worker's part in an elastic job. Its methods are called by the training thread.
 
     Arguments are as of ``connect``; attributes of the same names are those of ``Welcome``.
-
-    Attributes:
-        is_joining: whether the job trained already when this worker came.
-        world: the world that this worker is in; None between worlds.
     """
 
     def __init__(
@@ -145,18 +141,7 @@ class Membership:
         self._thread.on_end = end
 
     def next_world(self, place: TrainingPosition, *, valid: bool, values: Mapping[str, Any]) -> World:
-        """Leave the world behind, say that this worker is ready and wait for the next one.
-
-        Args:
-            place: where this worker stands.
-            valid: whether its state is whole.
-            values: what must be equal on all workers, by the name that an error message uses.
-
-        Raises:
-            JobEnded: If the driver ended the job.
-            Removed: If this worker is not in the next world.
-            RefusedError: If the job does not take this worker.
-        """
+        """Leave the world behind, say that this worker is ready and wait for the next one."""
         self.world = None
         self._ready = None  # from begin_waiting on, the other thread may say again where this stands
         generation = self._orders.begin_waiting()
@@ -176,11 +161,7 @@ class Membership:
         return world
 
     def enter(self, world: World) -> None:
-        """Set the environment with which Horovod enters a world.
-
-        Raises:
-            PeerLostError: If the world is given up already.
-        """
+        """Set the environment with which Horovod enters a world."""
         if self._orders.broken:
             raise PeerLostError(self._orders.broken, names_worker=True)
         self._environ.update(world.environment(self._key))
@@ -265,21 +246,7 @@ def connect(
     abort: Callable[[str], None],
     seconds: float = CONNECT_SECONDS,
 ) -> Membership:
-    """Join the elastic job that started this process.
-
-    Args:
-        environ: what the launcher gave this worker; where Horovod will find the worlds that it enters.
-        stall_timeout: after so many seconds without the driver the process ends; 0 for never.
-        abort: lets the collectives of this process fail, with a reason. Another thread calls it, maybe
-            again and again; it does not wait.
-        seconds: how long to try to reach the driver.
-
-    Raises:
-        EnvironmentFault: If the driver does not answer.
-        RefusedError: If it does not take this worker.
-        JobEnded: If the job has ended.
-        UsageError: If this process has joined it before.
-    """
+    """Join the elastic job that started this process; another thread calls ``abort``, maybe again and again."""
     if current() is not None:
         raise UsageError(
             "a worker of an elastic job trains once, and this process trains a second time",
@@ -305,12 +272,7 @@ def current() -> Membership | None:
 
 
 def tell_driver(error: BaseException) -> BaseException:
-    """Tell the driver of this worker's elastic job how the worker ends.
-
-    Returns:
-        What ends it in the driver's words, which say whether this worker reports it; the same error if the
-        driver says nothing.
-    """
+    """Tell the driver of this worker's elastic job how the worker ends."""
     client = current() or _connect_to_tell(error)
     if isinstance(client, JobEnded):
         return client

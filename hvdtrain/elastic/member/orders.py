@@ -185,13 +185,7 @@ class Orders:
     # called by the training thread
 
     def begin_waiting(self) -> int:
-        """Leave the world behind, and return its generation.
-
-        Raises:
-            JobEnded: If the driver ended the job.
-            Removed: If this worker is to leave.
-            RefusedError: If the job does not take this worker.
-        """
+        """Leave the world behind, and return its generation."""
         with self._news:
             self._raise_if_over()
             self.is_waiting, self.broken, self.change, self._next = True, "", "", None

@@ -129,11 +129,7 @@ class DriverConnection(LineConnection):
 
 
 def open_connection(environ: Mapping[str, str], seconds: float = CONNECT_SECONDS) -> socket.socket:
-    """Connect to the driver at the first of its addresses that answers as the job's driver.
-
-    Raises:
-        EnvironmentFault: If there is no driver that knows the job's key.
-    """
+    """Connect to the driver at the first of its addresses that answers as the job's driver."""
     text, key = environ.get(ELASTIC_VARIABLE, ""), environ.get(KEY_VARIABLE, "")
     addresses = _addresses(text)
     if not addresses or not key:

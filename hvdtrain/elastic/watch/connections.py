@@ -72,13 +72,10 @@ def gather_members(workers: Workers) -> list[Member]:
 def connect_workers(
     workers: Workers, members: list[Member], silence_seconds: int
 ) -> tuple[dict[socket.socket, Member], list[Member]]:
-    """Collective. Connect every worker to rank 0.
+    """Collective. Connect every worker to rank 0; return this one's connections, and who has none.
 
     Rank 0 listens only during this call, on the job's network or, if all workers run on one host, on the
     loopback interface. It takes only connections that prove a key, which the workers receive by a collective.
-
-    Returns:
-        This worker's connections, each with the worker at the other end, and the workers without one.
     """
     everyone = workers.allgather_object(own_addresses())
     is_one_host = all(member.shares_host(members[0]) for member in members)

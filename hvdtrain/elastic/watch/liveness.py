@@ -66,12 +66,7 @@ class _Heard:
 
 
 class Liveness:
-    """What one worker, or the driver of an elastic job, knows of the others, and what follows from it.
-
-    Args:
-        own: this worker; None for a driver, which is no worker.
-        others: those whose heartbeats it gets.
-    """
+    """What one worker, or the driver of an elastic job, knows of the others, and what follows from it."""
 
     def __init__(
         self, own: Member | None, others: Collection[Member], stall_timeout: float, now_seconds: float

@@ -55,16 +55,7 @@ _NAMED_AS_SILENT_SECONDS = 10.0
 
 
 def watch_workers(workers: Workers, limits: WatchLimits, on_event: OnEvent) -> tuple["WorkerWatch", str]:
-    """Collective. Start to watch the workers of the job.
-
-    Args:
-        workers: the workers.
-        limits: those of this worker; rank 0's count.
-        on_event: called in a thread, on every worker that notices something or is notified of it.
-
-    Returns:
-        The watch, and a text that names the workers that cannot be watched, empty if there are none.
-    """
+    """Collective. Start to watch the workers; return the watch, and a text that names those without one."""
     if workers.size == 1:
         return WorkerWatch(Member(0, workers.host), [], {}, limits=limits, on_event=on_event), ""
     members = gather_members(workers)
@@ -85,12 +76,7 @@ def watch_workers(workers: Workers, limits: WatchLimits, on_event: OnEvent) -> t
 
 
 class WorkerWatch:
-    """A thread that sends heartbeats, reads those of others, and judges them. Leaving it says goodbye.
-
-    Args:
-        collectives_fail: whether collectives fail when a process ends. Over MPI they wait without limit, and
-            mpirun kills the other workers within 0.3 seconds.
-    """
+    """A thread that sends heartbeats, reads those of others, and judges them. Leaving it says goodbye."""
 
     def __init__(
         self,

@@ -61,11 +61,7 @@ class Measured:
 
     @classmethod
     def of(cls, document: Mapping[str, Any]) -> "Measured":
-        """Return what a document of ``bench`` has.
-
-        Raises:
-            KeyError, TypeError, ValueError: If it is another document.
-        """
+        """Return what a document of ``bench`` has."""
         parts, sums, workers = document["part_seconds"], document["all_reduce"], document["workers"]
         few, many = (Spread(**one["horovod_seconds"]) for one in (sums[0], sums[-1]))
         size = sums[-1]["bytes"] - sums[0]["bytes"]

@@ -64,16 +64,7 @@ def bench_job(
     request: Request,
     check_hosts: Callable[[Sequence[str], Sequence[int]], None] = lambda hosts, local_sizes: None,
 ) -> dict[str, Any] | None:
-    """Collective. Measure a job, and return the document of what was found on rank 0, None on other ranks.
-
-    Args:
-        layers: config values, weakest source first, without the task's defaults.
-        request: what is measured.
-        check_hosts: is called with the workers' hosts and the numbers of workers there, and may refuse them.
-
-    Raises:
-        HvdtrainError: as training would raise it.
-    """
+    """Collective. Measure a job, and return the document of what was found on rank 0, None on other ranks."""
     command = "plan" if request.plan else "bench"
     with interruptible() as signals, seeded_frameworks():
         job = prepare(layers, None)
@@ -246,18 +237,7 @@ def notes_on(config: Config) -> list[str]:
 def check_before_launch(
     config: Config, counts: Iterable[int], controller: str | None, command: str = "bench"
 ) -> None:
-    """Check what each of the jobs would be refused for, before any of them is started.
-
-    Args:
-        config: the jobs' config.
-        counts: their numbers of workers.
-        controller: the user's choice; None for horovodrun's.
-        command: "bench" or "plan".
-
-    Raises:
-        UsageError: If Horovod was built without the controller.
-        ConfigError: If a worker would have no samples.
-    """
+    """Check what each of the jobs would be refused for, before any of them is started."""
     check(Job(config, command=command))
     check(Job(config, command="bench"))
     build = installed_build()

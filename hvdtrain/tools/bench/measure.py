@@ -47,11 +47,7 @@ class Steps:
 
 
 def check_rounds(config: Config) -> None:
-    """Check that a block of steps can hold a synchronisation.
-
-    Raises:
-        UsageError: If there are too many local steps before one.
-    """
+    """Check that a block of steps can hold a synchronisation."""
     if config.sync_every is not None and config.sync_every > MOST_STEPS:
         raise UsageError(
             f"sync_every {config.sync_every}: bench times whole synchronisations, in blocks of at most "
@@ -87,15 +83,7 @@ def session_alone(
 def measure_steps(
     job: JobSpec, backend: Backend, task_data: TaskData, *, seconds: float, splits: bool
 ) -> Steps:
-    """Collective. Train, and return how long steps take.
-
-    Args:
-        job: the job, whose local steps ``check_rounds`` has accepted.
-        backend: its backend, with the model built.
-        task_data: the task with its data.
-        seconds: how long to train, roughly.
-        splits: whether to measure the parts of a step, for which a second model is built.
-    """
+    """Collective. Train, and return how long steps take."""
     config, workers = bench_config(job.config), backend.workers
     with tried_session(config, backend, task_data) as (session, readers, notes):
         sessions = [session]

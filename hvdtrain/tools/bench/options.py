@@ -30,11 +30,7 @@ class Link:
 
 
 def parse_link(text: str) -> Link:
-    """Return the link that a text such as 10gbit or 1gbit/80us means.
-
-    Raises:
-        ValueError: If it means none.
-    """
+    """Return the link that a text such as 10gbit or 1gbit/80us means."""
     found = _LINK.fullmatch(text.strip())
     bits = float(found[1]) * _BITS[found[2].lower()] if found else 0.0
     seconds = float(found[3]) * _LINK_SECONDS[found[4].lower()] if found and found[3] else None
@@ -78,11 +74,7 @@ class BenchOptions:
     picture: Path | None = None
 
     def check(self) -> None:
-        """Check that the options go together.
-
-        Raises:
-            UsageError: If not.
-        """
+        """Check that the options go together."""
         problem, remedy = "", "Leave --max-bytes out."
         for name, given in (
             ("-H", self.hosts),
@@ -119,11 +111,7 @@ class PlanOptions:
         return _SECONDS if self.seconds is None else self.seconds
 
     def check(self, layers: Sequence[Layer], *, launched: bool) -> None:
-        """Check that the options go together, with the job's values and with a launcher if there is one.
-
-        Raises:
-            UsageError: If not.
-        """
+        """Check that the options go together, with the job's values and with a launcher if there is one."""
         given = sorted({name for layer in layers for name in layer.values}) if self.source else []
         for name, value in (("-np", self.num_proc), ("--controller", self.controller)):
             if value is not None and (launched or self.source):

@@ -33,12 +33,6 @@ def run_plan(layers: list[Layer], options: PlanOptions) -> None:
     """Measure, predict, show it, and write it where the options say.
 
     Under a launcher its workers are measured; without one, jobs on this host are launched.
-
-    Raises:
-        UsageError: If options contradict each other, the job has what a plan does not predict, or the
-            launcher started an elastic job.
-        EnvironmentFault: If a file cannot be written.
-        HvdtrainError: as training would raise it.
     """
     check_may_be_elastic(None)
     launch = stated_launch()
@@ -74,16 +68,7 @@ def _documents(layers: list[Layer], options: PlanOptions, *, launched: bool) -> 
 
 
 def check_hosts(options: PlanOptions, hosts: Sequence[str], local_sizes: Sequence[int]) -> None:
-    """Check that there are several workers, as many on all hosts, and that hosts have names of their own.
-
-    Args:
-        options: the options, which must go with them.
-        hosts: by rank, the worker's host.
-        local_sizes: by rank, the workers there.
-
-    Raises:
-        UsageError: If not.
-    """
+    """Check that there are several workers, as many on all hosts, and that hosts have names of their own."""
     counts = Counter(hosts)
     if len(hosts) < 2:
         problem = "a plan is computed from sums over two workers or more, and this job has one"
@@ -114,10 +99,6 @@ def measure_here(layers: list[Layer], options: PlanOptions, *, gpus: int = 0) ->
 
     There are so many GPUs to compute on; none for a job on the CPU. If one of the jobs fails, what the other
     measured is returned, with a note.
-
-    Raises:
-        UsageError: If there are fewer GPUs or cores than workers, or fewer than two workers.
-        EnvironmentFault: If no job succeeds.
     """
     workers = options.num_proc or gpus or len(os.sched_getaffinity(0))
     _check_places(workers, gpus)
@@ -147,11 +128,7 @@ def measure_here(layers: list[Layer], options: PlanOptions, *, gpus: int = 0) ->
 
 
 def _check_places(workers: int, gpus: int) -> None:
-    """Check that there are two workers or more, and a core and, if they have GPUs, one of those for each.
-
-    Raises:
-        UsageError: If not.
-    """
+    """Check that there are two workers or more, and a core and, if they have GPUs, one of those for each."""
     if workers < 2:
         places, more, cpu = ("GPU", "GPUs", ", with --device cpu") if gpus else ("core", "cores", "")
         raise UsageError(

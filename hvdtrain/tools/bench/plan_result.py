@@ -47,11 +47,7 @@ _LIMITS = {  # by the part: what it is, and what helps
 
 
 def read_documents(path: Path) -> list[dict[str, Any]]:
-    """Return the measurements that an earlier plan has written.
-
-    Raises:
-        UsageError: If the file cannot be read, or is no plan's.
-    """
+    """Return the measurements that an earlier plan has written."""
     again = "Measure again: python -m hvdtrain plan --json FILE ..."
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
@@ -93,12 +89,7 @@ class Table:
 
     @property
     def limit(self) -> tuple[str, float]:
-        """Return the part that takes most of the largest job's step in addition to computing, and its share.
-
-        Returns:
-            An empty text if computing takes nearly all. What is hidden behind computing is taken from all
-            parts of the exchange alike.
-        """
+        """Return the part that takes most of the largest job's step but for computing, and its share."""
         parts = self.rows[-1].parts
         if parts.compute >= _GOOD * parts.step:
             return "", 1 - parts.compute / parts.step
@@ -207,11 +198,7 @@ class Plan:
 
 
 def make_plan(documents: Sequence[Mapping[str, Any]], options: PlanOptions) -> Plan:
-    """Return the predictions that the options name.
-
-    Raises:
-        UsageError: If they do not follow from these measurements, or there are none.
-    """
+    """Return the predictions that the options name."""
     tables = []
     for one in documents:
         measured = Measured.of(one)
@@ -227,11 +214,7 @@ def make_plan(documents: Sequence[Mapping[str, Any]], options: PlanOptions) -> P
 
 
 def check_cluster(hosts: int, slots: int, options: PlanOptions) -> None:
-    """Check that what the options name follows from a measurement of so many hosts and workers of each.
-
-    Raises:
-        UsageError: If it does not.
-    """
+    """Check that what the options name follows from a measurement of so many hosts and workers of each."""
     wanted = options.slots or slots
     if hosts > 1 and options.link is not None:
         problem = f"--link: sums over the network of {hosts} hosts do not show what they take within a host"

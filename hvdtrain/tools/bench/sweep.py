@@ -41,13 +41,7 @@ _MORE_SECONDS, _FACTOR = 300.0, 10.0  # of a job's limit: to start and to compil
 
 
 def run_bench(layers: list[Layer], options: BenchOptions) -> None:
-    """Measure, show what was found, and write it where the options say.
-
-    Raises:
-        UsageError: If options contradict each other, a launcher started what launches workers itself, or it
-            started an elastic job.
-        HvdtrainError: as training would raise it.
-    """
+    """Measure, show what was found, and write it where the options say."""
     check_may_be_elastic(None)
     options.check()
     if not launched_rank():
@@ -72,12 +66,7 @@ def _draw(document: dict[str, Any], path: Path) -> None:
 
 
 def run_sweep(layers: list[Layer], options: BenchOptions) -> dict[str, Any]:
-    """Launch a job for each number of workers, and return the document of what they found.
-
-    Raises:
-        UsageError: If there are fewer slots than workers, or the job would be refused.
-        EnvironmentFault: If a job fails.
-    """
+    """Launch a job for each number of workers, and return the document of what they found."""
     hosts = check_slots(options.sweep, options.hosts)
     _, config = settle(layers)  # what is wrong is reported before workers are started
     check_rounds(config)
@@ -98,9 +87,6 @@ def run_job(
     """Launch a job that is measured, and return its document.
 
     The request has fields of ``Request``; how many the workers are is a text, for messages.
-
-    Raises:
-        EnvironmentFault: If it fails or takes too long.
     """
     path, to = folder / "job.json", folder / "found.json"
     to.unlink(missing_ok=True)

@@ -48,11 +48,6 @@ def measure_offset(workers: Workers, clock: str, now_ns: Callable[[], int] = tim
     than what rank 0's said when it entered, and the other way round: each round bounds the difference from
     both sides. The bounds are close if one of the two comes late, because the others then leave soon after;
     rank 0 and the other ranks take turns in that.
-
-    Args:
-        workers: the workers.
-        clock: what distinguishes this worker's clock from others, as ``clock_id`` returns it.
-        now_ns: returns this worker's time.
     """
     clocks = workers.allgather_object(clock)
     if len(set(clocks)) == 1:
@@ -138,11 +133,7 @@ class Recording:
 
     @classmethod
     def from_bytes(cls, content: bytes) -> "Recording":
-        """Return the recording that was sent.
-
-        Raises:
-            ValueError: If it is none, or cannot be unpacked.
-        """
+        """Return the recording that was sent."""
         try:
             made = cls(**json.loads(gzip.decompress(content)))
             made.clock = ClockOffset(*made.clock)

@@ -27,9 +27,6 @@ class StepProfile(LoopHook):
 
     What cannot be recorded or written is noted, and training continues: no error of a profiler or of a disk
     leaves this class.
-
-    Args:
-        session: the run. Its report and its directory may change with the workers.
     """
 
     def __init__(self, session: Session) -> None:
