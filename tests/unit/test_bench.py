@@ -185,7 +185,6 @@ def test_options_of_the_job_and_of_bench_are_told_apart(handed_on):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"picture": Path("a.png")}, "--picture is for --sweep"),
         ({"hosts": "h1:2"}, "-H is for --sweep"),
         ({"controller": "mpi"}, "--controller is for"),
     ],
@@ -200,7 +199,7 @@ def test_options_that_contradict_each_other_are_refused(options, said):
     [
         ({"json_path": Path("/dev/null/a.json")}, "/dev/null/a.json cannot be written: Not a directory"),
         ({"json_path": Path("/tmp")}, "/tmp cannot be written: Is a directory"),
-        ({"picture": Path("/proc/self/a.png"), "sweep": (1, 2)}, "/proc/self/a.png cannot be written"),
+        ({"json_path": Path("/proc/self/a.json"), "sweep": (1, 2)}, "/proc/self/a.json cannot be written"),
     ],
 )
 def test_files_that_cannot_be_written_are_refused_early(options, said):

@@ -246,7 +246,7 @@ def connect(
     abort: Callable[[str], None],
     seconds: float = CONNECT_SECONDS,
 ) -> Membership:
-    """Join the elastic job that started this process; another thread calls ``abort``, maybe again and again."""
+    """Join the elastic job that started this process. Another thread calls ``abort``, maybe repeatedly."""
     if current() is not None:
         raise UsageError(
             "a worker of an elastic job trains once, and this process trains a second time",

@@ -23,7 +23,6 @@ from hvdtrain.tools.bench.sweep import run_job
 from hvdtrain.tools.launch import check_slots, horovodrun
 from hvdtrain.tools.message_times import bench_module_name
 from hvdtrain.tools.output import check_writable, config_files, said_if_interrupted, say, show_found
-from hvdtrain.tools.picture import check_picture, draw
 
 _PROBE_SECONDS = 120.0
 Documents = list[dict[str, Any]]
@@ -40,15 +39,12 @@ def run_plan(layers: list[Layer], options: PlanOptions) -> None:
     options.check(layers, launched=launched)
     if not launched_rank():
         read = [*config_files(layers), *([options.source] if options.source else [])]
-        check_writable(options.json_path, options.picture, read=read)
-        if options.picture is not None:
-            check_picture(options.picture)
+        check_writable(options.json_path, read=read)
     with said_if_interrupted():
         documents = _documents(layers, options, launched=launched)
     if documents:
         plan = make_plan(documents, options)
-        paths = options.json_path, options.picture
-        show_found(plan.describe(), plan.to_document(), *paths, lambda _, path: draw(plan.curves(), path))
+        show_found(plan.describe(), plan.to_document(), options.json_path)
 
 
 def _documents(layers: list[Layer], options: PlanOptions, *, launched: bool) -> Documents:

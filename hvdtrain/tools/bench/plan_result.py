@@ -19,7 +19,7 @@ from hvdtrain.tools.bench.forecast import (
     unexplained,
 )
 from hvdtrain.tools.bench.options import USUAL_LINKS, Link, PlanOptions
-from hvdtrain.tools.spread import Spread, in_digits
+from hvdtrain.tools.spread import in_digits
 
 VERSION = 4  # of the documents
 _GOOD = 0.9  # of a step, what computing takes if nothing limits a job
@@ -181,10 +181,6 @@ class Plan:
             for text in one["warnings"]
         ]
         return "\n".join([*lines, *dict.fromkeys(warnings)])
-
-    def curves(self) -> dict[str, list[tuple[int, Spread]]]:
-        """Return the efficiency of each table by number of workers, for a picture."""
-        return {one.title: [(row.cluster.workers, row.efficiency) for row in one.rows] for one in self.tables}
 
     def to_document(self) -> dict[str, Any]:
         """Return the JSON document; times are in seconds."""

@@ -33,7 +33,6 @@ from hvdtrain.tools.launch import (
 )
 from hvdtrain.tools.message_times import MOST_BYTES
 from hvdtrain.tools.output import check_writable, config_files, said_if_interrupted, say, show_found
-from hvdtrain.tools.picture import check_picture, draw
 from hvdtrain.tools.spread import Spread
 
 _WORKER = "hvdtrain.tools.bench.worker"
@@ -45,9 +44,7 @@ def run_bench(layers: list[Layer], options: BenchOptions) -> None:
     check_may_be_elastic(None)
     options.check()
     if not launched_rank():
-        check_writable(options.json_path, options.picture, read=config_files(layers))
-        if options.picture is not None:
-            check_picture(options.picture)
+        check_writable(options.json_path, read=config_files(layers))
     if not options.sweep:
         most = (options.max_bytes or MOST_BYTES) if options.all_reduce else None
         with said_if_interrupted():
@@ -58,11 +55,7 @@ def run_bench(layers: list[Layer], options: BenchOptions) -> None:
     check_is_not_launched("bench --sweep")
     with said_if_interrupted():
         swept = run_sweep(layers, options)
-    show_found(describe_sweep(swept), swept, options.json_path, options.picture, _draw)
-
-
-def _draw(document: dict[str, Any], path: Path) -> None:
-    draw({"measured": [(row["workers"], Spread(**row["efficiency"])) for row in document["sweep"]]}, path)
+    show_found(describe_sweep(swept), swept, options.json_path)
 
 
 def run_sweep(layers: list[Layer], options: BenchOptions) -> dict[str, Any]:

@@ -1,15 +1,13 @@
 """A learning rate that rises from step to step, and what the losses say of it: pure functions."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from hvdtrain.errors import UsageError
-from hvdtrain.tools.picture import new_figure, save_figure
 from hvdtrain.tools.search.options import HIGHEST_RATE, LOWEST_RATE, RISING_STEPS
 
 VERSION = 1
@@ -22,7 +20,6 @@ _SIGMAS = 6.0  # of a mean, by which it falls where losses do not merely scatter
 _MEDIAN_JUMP = 0.6745 * math.sqrt(2)  # of normally distributed losses, in their standard deviation
 _WIDTHS = 50  # of the centred mean's standard deviation, in the length of the curve
 _ROWS, _DIGITS, _OF_DIVERGENCE = 16, 3, 0.1
-_ABOVE_FIRST = 0.5  # of the first loss, by which a picture shows higher ones
 _NO_SUGGESTION = (
     "no suggestion: the loss did not fall by more than it scatters; lower --lowest-rate, take more "
     "--rising-steps or a larger batch, or check the task"
@@ -221,25 +218,3 @@ class LearningRates:
             "curve": [{"rate": rate, "loss": loss, "smoothed": mean} for rate, loss, mean in steps],
             "notes": list(self.notes),
         }
-
-
-def draw_rates(document: Mapping[str, Any], path: Path) -> None:
-    """Draw the curve of a document of ``LearningRates``; the suffix of the file names the format."""
-    figure = new_figure()
-    axes = figure.add_subplot()
-    rates, losses, means = ([one[name] for one in document["curve"]] for name in ("rate", "loss", "smoothed"))
-    axes.plot(rates, losses, alpha=0.35, label="loss")
-    axes.plot(rates, means, label="smoothed")
-    highest = means[0] + _ABOVE_FIRST * abs(means[0])  # a divergence would flatten all that is below it
-    if max(losses) > highest:
-        axes.set_ylim(min(losses) - 0.05 * (highest - min(losses)), highest)
-    for style, one in zip(("--", ":"), document["suggestions"], strict=False):
-        label = f"{one['reason']}: --learning-rate {one['learning_rate']:g}"
-        axes.axvline(one["peak"], color="black", linestyle=style, label=label)
-    label = f"peak learning rate, global batch {document['global_batch']}"
-    title = f"{document['task']}, {document['device']}"
-    axes.set(xscale="log", xlabel=label, ylabel="loss", title=title)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(alpha=0.25)
-    figure.legend(loc="outside lower center", ncols=2, frameon=False)
-    save_figure(figure, path)
