@@ -66,13 +66,12 @@ bench = _measuring(
     It takes the options of train and leaves no run directory behind.
     """)  # fmt: skip
 plan = _measuring(
-    "plan", "bench", "plan", "plan_command:run_plan",
+    "plan", "bench", "plan", "plan:run_plan",
     """Predict how fast a job trains with more hosts, from a measurement of a few workers.
 
     \b
     python -m hvdtrain plan --hosts 32 --framework torch|tf [CONFIG.yaml] [OPTIONS]
     horovodrun -np 8 -H host1:4,host2:4 python -m hvdtrain plan --hosts 32 --framework torch [OPTIONS]
-    python -m hvdtrain plan --from plan.json --link 25gbit
 
     Without a launcher it launches jobs on this host, over each controller, with a worker for each core and
     with half as many, and predicts for the links of --link. Under a launcher it measures that job: on several

@@ -64,26 +64,29 @@ def horovodrun(workers: int, hosts: str, controller: str | None) -> list[str]:
     return [horovodrun_path(), *chosen, "-np", str(workers), "-H", hosts]
 
 
-def run_program(  # noqa: PLR0917 - what to do if it takes too long is given last
+def run_module(  # noqa: PLR0917 - what may differ is given last
     name: str,
-    command: Sequence[str],
+    launcher: Sequence[str],
+    module: str,
+    values: Mapping[str, Any],
+    folder: Path,
     limit_seconds: float,
-    found: Path,
     environ: Mapping[str, str] | None = None,
     remedy: str = "If its steps take seconds, give a larger --seconds, from which this limit follows.",
 ) -> Any:
-    """Run a command to its end, and return the JSON that it has written."""
-    with RunningJob(command, environ) as job:
+    """Let the workers of a module, which calls ``run_worker``, take values, and return what they found."""
+    path, found = folder / "values.json", folder / "found.json"
+    folder.mkdir(exist_ok=True)
+    found.unlink(missing_ok=True)
+    path.write_text(json.dumps({**values, "found": str(found)}), encoding="utf-8")
+    with RunningJob([*launcher, sys.executable, "-m", module, str(path)], environ) as job:
         code, text = job.wait(limit_seconds)
     if code is None:
-        raise EnvironmentFault(
-            f"{name} did not end within {limit_seconds:.0f} s and was ended",
-            remedy + (f"\n{text}" if text else ""),
-        )
+        problem = f"{name} did not end within {limit_seconds:.0f} s and was ended"
+        raise EnvironmentFault(problem, remedy + (f"\n{text}" if text else ""))
     if code or not found.is_file():
-        raise EnvironmentFault(
-            f"{name} ended {f'with exit code {code}' if code else 'without a result'}", text
-        )
+        ended = f"with exit code {code}" if code else "without a result"
+        raise EnvironmentFault(f"{name} ended {ended}", text)
     return json.loads(found.read_text(encoding="utf-8"))
 
 
@@ -128,11 +131,13 @@ def layers_from_json(found: Iterable[Mapping[str, Any]]) -> list[Layer]:
     ]
 
 
-def run_worker(work: Callable[[dict[str, Any]], None]) -> None:
-    """Do what the file says that the command line names, and end this worker as the command line would."""
+def run_worker(work: Callable[[dict[str, Any]], Any]) -> None:
+    """Give work the values of the file that the command line names, and write what it found, if it did."""
     make_output_tolerant()
     try:
-        work(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))
+        values = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+        if (found := work(values)) is not None:
+            Path(values["found"]).write_text(json.dumps(found), encoding="utf-8")
     except BaseException as error:
         from hvdtrain.jobs.failures import end_worker
 

@@ -1,5 +1,6 @@
-"""What bench computes of its measurements, its options, and what it refuses."""
+"""What bench computes of its measurements, what it launches, and what it refuses."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -8,13 +9,14 @@ import pytest
 from click.testing import CliRunner
 
 from hvdtrain.cli import cli
-from hvdtrain.config import Config
-from hvdtrain.errors import EnvironmentFault, UsageError
-from hvdtrain.tools.bench import sweep
-from hvdtrain.tools.bench.job import CpuTimes, busy_hosts, describe_job, doubtful_parts, notes_on
-from hvdtrain.tools.bench.options import BenchOptions
-from hvdtrain.tools.blocks import bench_config
-from hvdtrain.tools.message_times import KIB, MIB, sizes_up_to
+from hvdtrain.config import Layer
+from hvdtrain.errors import ConfigError, EnvironmentFault, UsageError
+from hvdtrain.horovod_build import InstalledBuild
+from hvdtrain.tools.bench import job, plan, sweep
+from hvdtrain.tools.bench.job import CpuTimes, busy_hosts, describe_job, doubtful_parts
+from hvdtrain.tools.bench.options import BenchOptions, PlanOptions
+from hvdtrain.tools.launch import layers_from_json, layers_to_json
+from hvdtrain.tools.output import check_writable
 from hvdtrain.tools.spread import Block, Spread, split_of
 
 
@@ -32,24 +34,6 @@ def test_the_parts_of_a_step_add_up_to_it():
     assert found["compute"] == 5.0 - 0.5
     assert found["slowest"] == (8.0 + 6.0) / 2 - 5.0  # in each step another worker was the slowest
     assert sum(found.values()) == 11.0
-
-
-def test_one_worker_waits_for_nobody():
-    assert split_of(Block([[4.0, 6.0]], 1.0), None) == {
-        "data": 1.0, "compute": 4.0, "slowest": 0.0, "communication": 0.0
-    }  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("most", "sizes"),
-    [
-        (4 * KIB, [4 * KIB]),
-        (20 * KIB, [4 * KIB, 16 * KIB, 20 * KIB]),
-        (128 * MIB, [4**k * 4 * KIB for k in range(8)] + [128 * MIB]),
-    ],
-)
-def test_sizes_end_with_the_largest(most, sizes):
-    assert list(sizes_up_to(most)) == sizes
 
 
 def cpu(own: float, busy: float, stolen: float = 0.0, host: str = "h1") -> CpuTimes:
@@ -99,7 +83,6 @@ RESULT = {
     [
         (Spread(0.0111, 0.009, 0.012), "11.10 (9.00 to 12.00) ms, 111% of it; not trustworthy"),
         (Spread(-0.0035, -0.004, 0.001), "-35% of it; not above the noise; not trustworthy"),
-        (Spread(0.01004, 0.01, 0.011), ""),
         (Spread(-0.00004, -0.001, 0.001), ""),
     ],
 )
@@ -138,22 +121,6 @@ def test_a_sweep_needs_a_slot_for_each_worker(monkeypatch):
         sweep.check_slots((4,), "h1:2,h2:1")
 
 
-def config(**values) -> Config:
-    return Config(framework="torch", **values)
-
-
-def test_a_measured_job_has_no_end_and_leaves_nothing():
-    found = bench_config(config(epochs=2, run_dir="runs/a", lr_schedule="plateau", save_every=5))
-    assert (found.epochs, found.run_dir, found.save_every, found.lr_schedule) == (
-        None,
-        None,
-        None,
-        "constant",
-    )
-    assert found.steps >= 10**9
-    assert notes_on(config(resume="runs/a", lr_schedule="plateau"))[0].startswith("the measurement starts")
-
-
 def invoke(*words: str):
     return CliRunner().invoke(cli, ["bench", *words])
 
@@ -182,31 +149,6 @@ def test_options_of_the_job_and_of_bench_are_told_apart(handed_on):
     assert options == BenchOptions(seconds=3.0, split=False, sweep=(1, 2), json_path=Path("a.json"))
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"hosts": "h1:2"}, "-H is for --sweep"),
-        ({"controller": "mpi"}, "--controller is for"),
-    ],
-)
-def test_options_that_contradict_each_other_are_refused(options, said):
-    with pytest.raises(UsageError, match=said):
-        BenchOptions(**options).check()
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"json_path": Path("/dev/null/a.json")}, "/dev/null/a.json cannot be written: Not a directory"),
-        ({"json_path": Path("/tmp")}, "/tmp cannot be written: Is a directory"),
-        ({"json_path": Path("/proc/self/a.json"), "sweep": (1, 2)}, "/proc/self/a.json cannot be written"),
-    ],
-)
-def test_files_that_cannot_be_written_are_refused_early(options, said):
-    with pytest.raises(UsageError, match=said):
-        sweep.run_bench([], BenchOptions(**options))
-
-
 def test_what_was_measured_is_shown_before_it_is_written(monkeypatch, capsys):
     monkeypatch.setattr(sweep, "bench_job", lambda *_: RESULT)
     monkeypatch.setattr(sweep, "check_writable", lambda *_, **__: None)
@@ -220,3 +162,146 @@ def test_what_launches_workers_refuses_a_launcher(monkeypatch):
     monkeypatch.setenv("HOROVOD_SIZE", "2")
     with pytest.raises(UsageError, match="launches workers itself, but a launcher has started this process"):
         sweep.run_bench([], BenchOptions(sweep=(1, 2)))
+
+
+LAYERS = [Layer("job.yaml", {"framework": "tf"}, is_file=True), Layer("options", {"batch_size": 8})]
+
+
+@pytest.fixture
+def programs(monkeypatch) -> list:
+    """Gives the programs that are launched; what they would find is made up."""
+    found = []
+
+    def run(name, launcher, module, values, *_) -> dict:
+        assert layers_from_json(values["layers"]) == LAYERS
+        found.append(launcher)
+        spread = {"median": 100.0, "low": 100.0, "high": 100.0}
+        return {
+            "workers": len(found), "threads": 1, "mean_step_seconds": spread, "samples_per_second": spread,
+            "device": "TensorFlow on the CPU",
+        }  # fmt: skip
+
+    monkeypatch.setattr(sweep, "run_module", run)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
+    return found
+
+
+def test_layers_survive_the_file_that_workers_read():
+    odd = Layer("--set", {"task_options": {"weights": {0: 1.0, 1: 1e-05}, "text": "1e3", "last": None}})
+    layers = [*LAYERS, odd]
+    assert layers_from_json(json.loads(json.dumps(layers_to_json(layers)))) == layers
+    with pytest.raises(ConfigError, match="its values cannot be handed on"):
+        layers_to_json([Layer("script", {"task_options": {"model": object()}})])
+
+
+def test_a_sweep_launches_each_number(programs):
+    found = sweep.run_sweep(LAYERS, BenchOptions(sweep=(1, 2), controller="gloo"))
+    assert [words[1:] for words in programs] == [[], ["--gloo", "-np", "2", "-H", "localhost:2"]]
+    assert [row["efficiency"]["median"] for row in found["sweep"]] == [1.0, 0.5]
+
+
+def test_no_folder_is_left(programs, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    sweep.run_sweep(LAYERS, BenchOptions(sweep=(1, 2), hosts="h1:1,h2:1"))
+    assert list(tmp_path.iterdir()) == []
+
+
+COMMANDS = [{"sweep": (1, 2)}, {}]
+
+
+@pytest.fixture
+def nothing_starts(monkeypatch):
+    def fails(*_):
+        raise AssertionError("a program was started")
+
+    monkeypatch.setattr(sweep, "run_module", fails)
+    monkeypatch.setattr(job, "started", fails)
+    for name in (
+        "HOROVOD_CONTROLLER",
+        "HOROVOD_CPU_OPERATIONS",
+        "UCX_DEBUG_SIGNO",
+    ):  # which a job sets before it starts
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
+
+
+def test_workers_of_an_elastic_job_launch_and_measure_nothing(monkeypatch):
+    monkeypatch.setenv("HVDTRAIN_ELASTIC", "127.0.0.1:1")
+    for options in COMMANDS:
+        with pytest.raises(UsageError, match="only training can be an elastic job"):
+            sweep.run_bench([], BenchOptions(**options))
+    with pytest.raises(UsageError, match="only training can be an elastic job") as error:
+        plan.run_plan([Layer("options", {"framework": "torch"})], PlanOptions())
+    assert error.value.everywhere
+
+
+@pytest.mark.parametrize("options", COMMANDS)
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"compression": "bf16", "sync_every": 2}, "sync_every"),
+        ({"sync_every": 2000}, "bench times whole synchronisations"),
+        ({"batch_size": 0}, "batch_size"),
+    ],
+)
+def test_what_a_job_would_refuse_is_refused_before_it_starts(options, values, said, nothing_starts):
+    layers = [Layer("options", {"framework": "torch", **values})]
+    with pytest.raises(UsageError, match=said):
+        sweep.run_bench(layers, BenchOptions(**options))
+
+
+def test_a_batch_that_is_too_small_for_one_of_the_jobs_is_refused_before_any_starts(nothing_starts):
+    layers = [Layer("options", {"framework": "torch", "global_batch_size": 1})]
+    with pytest.raises(UsageError, match="global_batch_size 1 is smaller than workers x accumulate = 2 x 1"):
+        sweep.run_bench(layers, BenchOptions(sweep=(1, 2)))
+
+
+@pytest.mark.parametrize("controller", ["mpi", "gloo"])
+def test_a_controller_that_horovod_lacks_is_refused_before_it_starts(controller, nothing_starts, monkeypatch):
+    lacking = InstalledBuild("0.28.1", "2.0", "2.0", None, False, False)
+    monkeypatch.setattr(job, "installed_build", lambda: lacking)
+    layers = [Layer("options", {"framework": "torch"})]
+    said = f"--controller {controller}: Horovod was built without {'MPI' if controller == 'mpi' else 'Gloo'}"
+    with pytest.raises(UsageError, match=said):
+        sweep.run_bench(layers, BenchOptions(controller=controller, sweep=(1, 2)))
+    with pytest.raises(UsageError, match=said):
+        plan.run_plan(layers, PlanOptions(controller=controller))
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"hosts": "h1:2"}, "-H is for --sweep"),
+        ({"controller": "mpi"}, "--controller is for"),
+        ({"max_bytes": 1 << 20, "sweep": (1, 2)}, "--max-bytes is the largest all-reduce"),
+        ({"max_bytes": 1 << 20, "all_reduce": False}, "--no-all-reduce measures none"),
+        ({"json_path": Path("/tmp")}, "/tmp cannot be written: Is a directory"),
+    ],
+)
+def test_options_that_cannot_be_are_refused_before_it_starts(options, said, nothing_starts):
+    with pytest.raises(UsageError, match=said):
+        sweep.run_bench([], BenchOptions(**options))
+
+
+@pytest.mark.parametrize("words", ["bench", "plan", "lr-find", "batch-find"])
+def test_the_config_file_of_the_job_is_not_replaced(words, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    text = "framework: torch\n"
+    Path("job.yaml").write_text(text)
+    found = CliRunner().invoke(
+        cli, [words, "job.yaml", "--json", str(tmp_path / "job.yaml")], standalone_mode=False
+    )
+    assert isinstance(found.exception, UsageError)
+    assert "job.yaml is the config file of the job, which would be replaced" in str(found.exception)
+    assert Path("job.yaml").read_text() == text
+
+
+def test_the_check_of_files_leaves_them_as_they_are(tmp_path):
+    kept, link = tmp_path / "kept", tmp_path / "link"
+    kept.write_text("before")
+    link.symlink_to(tmp_path / "none")
+    check_writable(kept, tmp_path / "new", link)
+    assert kept.read_text() == "before"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["kept", "link"]
+    assert link.is_symlink()

@@ -8,7 +8,7 @@ import psutil
 import pytest
 
 from hvdtrain.errors import EnvironmentFault
-from hvdtrain.tools.launch import run_program
+from hvdtrain.tools.launch import run_module
 
 
 def python(text: str) -> list[str]:
@@ -16,9 +16,10 @@ def python(text: str) -> list[str]:
 
 
 def test_what_a_program_found_is_returned(tmp_path):
-    found = tmp_path / "found.json"
-    write = python(f"open({str(found)!r}, 'w').write('{{\"a\": 1}}')")
-    assert run_program("it", write, 300, found) == {"a": 1}
+    write = (
+        "import json, sys; given = json.load(open(sys.argv[-1])); json.dump(given, open(given['found'], 'w'))"
+    )
+    assert run_module("it", python(write), "module", {"a": 1}, tmp_path, 300)["a"] == 1
 
 
 @pytest.mark.parametrize(
@@ -32,7 +33,7 @@ def test_what_a_program_found_is_returned(tmp_path):
 )
 def test_a_program_that_fails_is_said_with_its_output(text, limit, said, tmp_path):
     with pytest.raises(EnvironmentFault, match=said) as error:
-        run_program("it", python(text), limit, tmp_path / "found.json")
+        run_module("it", python(text), "module", {}, tmp_path, limit)
     assert ("why it failed" in error.value.remedy) == ("why" in text)
     assert ("--seconds" in error.value.remedy) == ("did not end" in said)
 
@@ -41,7 +42,7 @@ def test_what_a_process_of_a_program_leaves_behind_is_ended(tmp_path):
     mark = f"child-{tmp_path.name}"
     spawn = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)', "
     with pytest.raises(EnvironmentFault, match="without a result"):
-        run_program("it", python(f"{spawn}{mark!r}])"), 300, tmp_path / "found.json")
+        run_module("it", python(f"{spawn}{mark!r}])"), "module", {}, tmp_path, 300)
     assert is_gone(mark)
 
 
@@ -56,7 +57,7 @@ def test_an_interrupt_leaves_no_process(tmp_path, monkeypatch):
     monkeypatch.setattr(subprocess.Popen, "wait", interrupted)  # as a signal comes while it waits
     waits = [*python("import time; time.sleep(600)"), mark]
     with pytest.raises(KeyboardInterrupt):
-        run_program("it", waits, 300, tmp_path / "found.json")
+        run_module("it", waits, "module", {}, tmp_path, 300)
     assert is_gone(mark)
 
 

@@ -11,13 +11,12 @@ from click.testing import CliRunner
 from support.predictions import DOCUMENT, of_three
 
 from hvdtrain.cli import cli
-from hvdtrain.config import Config, Layer
+from hvdtrain.config import Layer
 from hvdtrain.errors import EnvironmentFault, UsageError
 from hvdtrain.tools import torch as torch_calls
-from hvdtrain.tools.bench import plan_command, sweep
-from hvdtrain.tools.bench.options import USUAL_LINKS, PlanOptions
-from hvdtrain.tools.bench.plan_command import check_hosts
-from hvdtrain.tools.bench.plan_result import check_cluster, make_plan, read_documents
+from hvdtrain.tools.bench import plan, sweep
+from hvdtrain.tools.bench.options import USUAL_LINKS, PlanOptions, parse_links
+from hvdtrain.tools.bench.plan import check_cluster, check_hosts, make_plan
 
 OVER_MPI = {**DOCUMENT, "controller": "MPI", "warnings": []}
 
@@ -26,29 +25,16 @@ def invoke(*words: str):
     return CliRunner().invoke(cli, ["plan", *words])
 
 
-@pytest.fixture
-def measured(tmp_path) -> Path:
-    """Gives a file of measurements over both controllers, as plan writes it."""
-    path = tmp_path / "measured.json"
-    path.write_text(json.dumps(make_plan([DOCUMENT, OVER_MPI], PlanOptions(hosts=2)).to_document()))
-    return path
-
-
-def test_a_plan_is_computed_again_without_measuring(measured, tmp_path):
-    to = tmp_path / "plan.json"
-    result = invoke("--from", str(measured), "--hosts", "8", "--link", "1gbit,10gbit/20us", "--json", str(to))
-    assert result.exit_code == 0, result.output
-    text = result.output
-    assert (
-        "plan: digits with PyTorch on the CPU, 32 samples of each worker in a step; compression none" in text
-    )
+def test_what_is_shown_and_written_is_the_same_plan():
+    found = make_plan([DOCUMENT, OVER_MPI], PlanOptions(hosts=8, link=parse_links("1gbit,10gbit/20us")))
+    text, document = found.describe(), found.to_document()
+    assert "digits with PyTorch on the CPU, 32 samples of each worker in a step; compression none" in text
     assert "its parts explain 26.5 ms: ranges are widened by 13%" in text
     for title in ("Gloo, 1gbit", "Gloo, 10gbit/20us", "MPI, 1gbit", "MPI, 10gbit/20us"):
         busy = "; measured on a busy machine, see the warnings" if title.startswith("Gloo") else ""
         assert f"  {title} between hosts{busy}\n" in text
     assert text.count("16 workers: limited by bandwidth") == 4
     assert text.count("warning: over Gloo: h1 was busy") == text.count("a note") == 1
-    document = json.loads(to.read_text())
     assert [one["workers"] for one in document["predictions"]] == [2, 4, 8, 16] * 4
     first = document["predictions"][0]
     assert (first["controller"], first["link"], first["way"], first["hosts"]) == ("Gloo", "1gbit", "none", 1)
@@ -56,17 +42,8 @@ def test_a_plan_is_computed_again_without_measuring(measured, tmp_path):
     assert sum(first["part_seconds"].values()) == pytest.approx(30e-3)
     assert first["efficiency"]["median"] == pytest.approx(0.7)
     assert first["samples_per_second"]["median"] == pytest.approx(2 * 32 / 30e-3)
-    again = make_plan(read_documents(to), PlanOptions(hosts=2)).to_document()
-    assert json.loads(json.dumps(again))["measurements"] == document["measurements"]
     (one, *_) = document["advice"]
     assert (one["workers"], one["limit"], "a faster link" in one["helps"]) == (16, "bandwidth", True)
-
-
-@pytest.mark.parametrize("words", [["--batch-size", "8"], ["--set", "seed=3"], ["--framework", "torch"]])
-def test_a_measured_job_cannot_be_changed(words, measured):
-    result = invoke("--from", str(measured), *words)
-    assert isinstance(result.exception, UsageError)
-    assert "cannot be changed" in result.exception.problem
 
 
 def parts(**changes) -> dict:
@@ -121,28 +98,6 @@ def test_what_does_not_follow_from_a_measurement_is_refused(hosts, slots, option
     assert error.value.everywhere
 
 
-@pytest.mark.parametrize(
-    "text", ["", "[]", '{"version": 4, "measurements": []}', '{"measurements": [{}]}', "1"]
-)
-def test_other_files_are_refused(text, tmp_path):
-    path = tmp_path / "other.json"
-    path.write_text(text)
-    with pytest.raises(UsageError, match="it is not a document that plan --json writes"):
-        read_documents(path)
-
-
-def test_files_of_other_versions_are_refused(measured):
-    measured.write_text(json.dumps(json.loads(measured.read_text()) | {"version": 2}))
-    with pytest.raises(UsageError, match="version 2 is not known here, only 4"):
-        read_documents(measured)
-    with pytest.raises(UsageError, match="No such file"):
-        read_documents(measured.with_name("missing.json"))
-
-
-def config(**values) -> Config:
-    return Config(framework="torch", **values)
-
-
 def test_sparse_gradients_are_refused():
     dense = torch.nn.Sequential(torch.nn.Embedding(4, 2), torch.nn.Linear(2, 2))
     torch_calls.check_dense(SimpleNamespace(model=dense))
@@ -167,7 +122,7 @@ def test_hosts_that_differ_are_refused():
 def handed_on(monkeypatch):
     """Gives the layers and options that a command line hands on, without measuring."""
     found: list = []
-    monkeypatch.setattr(plan_command, "run_plan", lambda layers, options: found.extend((layers, options)))
+    monkeypatch.setattr(plan, "run_plan", lambda layers, options: found.extend((layers, options)))
 
     def get(*words: str):
         result = invoke(*words)
@@ -188,28 +143,11 @@ def test_options_of_the_job_and_of_plan_are_told_apart(handed_on):
     assert (options.hosts, options.seconds, options.num_proc, options.controller) == (16, 3.0, 4, "mpi")
 
 
-@pytest.mark.parametrize(
-    ("options", "launched", "said"),
-    [
-        (PlanOptions(source=Path("a.json")), True, "measures nothing: a launcher"),
-        (PlanOptions(num_proc=2), True, "-np is for jobs that plan launches itself"),
-        (PlanOptions(controller="mpi"), True, "--controller is for jobs"),
-        (PlanOptions(source=Path("a.json"), num_proc=2), False, "-np is for jobs"),
-        (PlanOptions(source=Path("a.json"), seconds=20.0), False, "--seconds is how long to measure"),
-    ],
-)
-def test_options_that_contradict_each_other_are_refused(options, launched, said):
-    with pytest.raises(UsageError, match=said):
-        options.check([], launched=launched)
-
-
 def test_files_that_cannot_be_written_are_refused_early():
     with pytest.raises(UsageError, match="json cannot be written: Not a directory"):
-        plan_command.run_plan([], PlanOptions(json_path=Path("/dev/null/a.json")))
-    with pytest.raises(UsageError, match="/tmp cannot be written: Is a directory"):
-        plan_command.run_plan([], PlanOptions(json_path=Path("/tmp")))
+        plan.run_plan([], PlanOptions(json_path=Path("/dev/null/a.json")))
     with pytest.raises(UsageError, match="no framework is given"):
-        plan_command.run_plan([], PlanOptions())
+        plan.run_plan([], PlanOptions())
 
 
 @pytest.fixture
@@ -217,65 +155,58 @@ def launches(monkeypatch):
     """Gives the jobs that are launched on a host of four cores; each finds something unless it is refused."""
     specifications = []
 
-    def run_program(name, command, limit_seconds, found):
-        specifications.append(json.loads(Path(command[-1]).read_text()))
-        controller = command[2]
-        if controller in run_program.failing:
+    def run_module(name, launcher, module, values, *_):
+        specifications.append(values)
+        controller = launcher[2]
+        if controller in run_module.failing:
             raise EnvironmentFault(f"{name} ended with exit code 1", "no shared memory")
         return json.loads(json.dumps(OVER_MPI if controller == "mpi" else DOCUMENT))
 
-    run_program.failing = ()
+    run_module.failing = ()
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(4)))
-    monkeypatch.setattr(plan_command, "installed_build", type("Build", (), {"mpi": "Open MPI"}))
-    monkeypatch.setattr(sweep, "run_program", run_program)
-    monkeypatch.setattr(plan_command, "horovodrun", lambda *words: list(map(str, words)))
-    return SimpleNamespace(specifications=specifications, run=run_program)
+    monkeypatch.setattr(plan, "installed_build", type("Build", (), {"mpi": "Open MPI"}))
+    monkeypatch.setattr(sweep, "run_module", run_module)
+    monkeypatch.setattr(plan, "horovodrun", lambda *words: list(map(str, words)))
+    return SimpleNamespace(specifications=specifications, run=run_module)
 
 
 def test_a_job_is_launched_over_each_controller(launches, capsys):
     layers = [Layer("options", {"framework": "torch", "task_options": {"hidden": [8, 4]}})]
-    found = plan_command.measure_here(layers, PlanOptions(seconds=3.0))
+    found = plan.measure_here(layers, PlanOptions(seconds=3.0))
     said = "".join(f"measuring 4 workers over {name} ...\n" for name in ("gloo", "mpi"))
     assert capsys.readouterr().err == said
     assert [one["request"] for one in launches.specifications] == 2 * [{"seconds": 3.0, "plan": True}]
     assert [one["controller"] for one in found] == ["Gloo", "MPI"]
-    assert len(plan_command.measure_here(layers, PlanOptions(num_proc=2, controller="mpi"))) == 1
+    assert len(plan.measure_here(layers, PlanOptions(num_proc=2, controller="mpi"))) == 1
 
 
 def test_what_was_measured_is_kept_if_another_job_fails(launches):
     launches.run.failing = ("mpi",)
-    (found,) = plan_command.measure_here([], PlanOptions())
+    (found,) = plan.measure_here([], PlanOptions())
     assert found["notes"][-1] == "left out: the job with 4 workers over mpi ended with exit code 1"
     with pytest.raises(EnvironmentFault, match="4 workers over mpi"):
-        plan_command.measure_here([], PlanOptions(controller="mpi"))
+        plan.measure_here([], PlanOptions(controller="mpi"))
+
+
+def test_what_plan_launches_itself_is_not_chosen_under_a_launcher(monkeypatch):
+    monkeypatch.setenv("HOROVOD_RANK", "1")
+    monkeypatch.setenv("HOROVOD_SIZE", "2")
+    for options in (PlanOptions(num_proc=2), PlanOptions(controller="mpi")):
+        with pytest.raises(UsageError, match="is for jobs that plan launches itself"):
+            plan.run_plan([], options)
 
 
 def test_each_worker_needs_a_gpu_or_a_core(launches, monkeypatch):
     with pytest.raises(UsageError, match="this host has one GPU") as error:
-        plan_command.measure_here([], PlanOptions(), gpus=1)
+        plan.measure_here([], PlanOptions(), gpus=1)
     assert "--device cpu" in error.value.remedy
     with pytest.raises(UsageError, match="4 workers need a GPU each; this host has 2"):
-        plan_command.measure_here([], PlanOptions(num_proc=4), gpus=2)
+        plan.measure_here([], PlanOptions(num_proc=4), gpus=2)
     with pytest.raises(UsageError, match="8 workers need a slot each"):
-        plan_command.measure_here([], PlanOptions(num_proc=8))
+        plan.measure_here([], PlanOptions(num_proc=8))
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0})
     with pytest.raises(UsageError, match="this host has one core"):
-        plan_command.measure_here([], PlanOptions())
-
-
-@pytest.mark.parametrize(("device", "gpus"), [("auto", 2), ("cpu", 0)])
-def test_gpus_count_unless_the_job_computes_on_the_cpu(device, gpus, monkeypatch):
-    given = []
-
-    def measure_here(*_, gpus):
-        given.append(gpus)
-        return [DOCUMENT]
-
-    monkeypatch.setattr(plan_command, "count_gpus", lambda framework: 2)
-    monkeypatch.setattr(plan_command, "measure_here", measure_here)
-    result = invoke("--framework", "torch", "--device", device)
-    assert result.exit_code == 0, result.output
-    assert given == [gpus]
+        plan.measure_here([], PlanOptions())
 
 
 @pytest.mark.parametrize(
@@ -292,9 +223,7 @@ def test_what_is_not_predicted_is_refused_before_anything_starts(words, said, mo
     own = "class OwnStep:\n    def torch_step(self, model, batch):\n        pass\n"
     (tmp_path / "task.py").write_text(own)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(
-        plan_command, "measure_here", mock.Mock(side_effect=AssertionError("workers started"))
-    )
+    monkeypatch.setattr(plan, "measure_here", mock.Mock(side_effect=AssertionError("workers started")))
     result = invoke("--framework", "torch", *words)
     assert isinstance(result.exception, UsageError)
     assert said in str(result.exception)

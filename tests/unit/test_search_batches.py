@@ -2,7 +2,6 @@
 
 import json
 import mmap
-from pathlib import Path
 from unittest import mock
 
 import pytest
@@ -87,19 +86,20 @@ class Jobs:
     def __init__(self, monkeypatch, most: int, how: str = "marker", broken=()) -> None:
         self.most, self.how, self.broken = most, how, broken
         self.sizes: list[int] = []
-        monkeypatch.setattr(batch_find, "run_program", self.run)
+        monkeypatch.setattr(batch_find, "run_module", self.run)
         monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
 
-    def run(self, name, command, limit_seconds, found: Path):
-        told = json.loads(Path(command[-1]).read_text())
-        layer = layers_from_json(told["layers"])[-1]
+    def run(self, name, launcher, module, *given):
+        values, folder, _ = given
+        folder.mkdir()
+        layer = layers_from_json(values["layers"])[-1]
         assert layer.source == "batch-find"
         size = layer.values["batch_size"]
         self.sizes.append(size)
         if size in self.broken:
             raise EnvironmentFault("the job ended with exit code 2", "batch norm needs two samples")
         if size > self.most and self.how == "marker":
-            mark(found.with_suffix(batch_find.MARKER), "a worker took 3 of 2 MiB")
+            mark(folder / batch_find.MARKER, "a worker took 3 of 2 MiB")
         if size > self.most:
             killed = "with exit code -9" if self.how == "killed" else "with exit code 1"
             raise EnvironmentFault(f"the job ended {killed}", "Traceback\nValueError: no")
@@ -161,7 +161,7 @@ def test_lack_of_memory_without_words_is_told(monkeypatch, tmp_path):
     monkeypatch.setattr(batch_find, "MemoryWatch", mock.Mock())
     with pytest.raises(MemoryError):
         batch_find.work({"found": str(tmp_path / "found"), "limit": 2**50, "layers": [], "seconds": 1})
-    marker = (tmp_path / "found").with_suffix(batch_find.MARKER)
+    marker = tmp_path / batch_find.MARKER
     assert json.loads(marker.read_text()) == "memory did not suffice: MemoryError"
 
 

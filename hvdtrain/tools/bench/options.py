@@ -1,13 +1,11 @@
 """The options of the commands ``bench`` and ``plan``, in addition to those of a job."""
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import click
 
-from hvdtrain.config import Layer
 from hvdtrain.config.options import ExpandedPath
 from hvdtrain.errors import UsageError
 from hvdtrain.tools.output import Parsed, all_of, parse_size
@@ -93,35 +91,10 @@ class PlanOptions:
     hosts: int | None = None
     slots: int | None = None
     link: tuple[Link, ...] | None = None
-    seconds: float | None = None
-    source: Path | None = None
+    seconds: float = _SECONDS
     num_proc: int | None = None
     controller: str | None = None
     json_path: Path | None = None
-
-    @property
-    def train_seconds(self) -> float:
-        """How long each measurement trains, roughly."""
-        return _SECONDS if self.seconds is None else self.seconds
-
-    def check(self, layers: Sequence[Layer], *, launched: bool) -> None:
-        """Check that the options go together, with the job's values and with a launcher if there is one."""
-        given = sorted({name for layer in layers for name in layer.values}) if self.source else []
-        for name, value in (("-np", self.num_proc), ("--controller", self.controller)):
-            if value is not None and (launched or self.source):
-                raise UsageError(
-                    f"{name} is for jobs that plan launches itself",
-                    "Give it to the launcher, or run plan without a launcher and without --from.",
-                    everywhere=True,
-                )
-        if self.source and (launched or self.seconds is not None or given):
-            why = f"{', '.join(given)} cannot be changed" if given else "--seconds is how long to measure"
-            why = "a launcher has started this process" if launched else why
-            raise UsageError(
-                f"--from {self.source} measures nothing: {why}",
-                "Leave the launcher, --seconds and options of the job out, or measure again without --from.",
-                everywhere=True,
-            )
 
 
 _CONTROLLER = click.Choice(["mpi", "gloo"])
@@ -152,10 +125,8 @@ plan_options = all_of(
     click.option("--link", type=Parsed("links", parse_links), metavar="LINKS",
                  help="Speeds of the hosts' links, such as 200mbit,10gbit, or 10gbit/50us with the latency. "
                       "[1gbit,10gbit,100gbit; measured on several hosts: their network]"),
-    click.option("--seconds", type=click.FloatRange(0.1, 3600), metavar="SECONDS",
+    click.option("--seconds", type=click.FloatRange(0.1, 3600), default=_SECONDS, metavar="SECONDS",
                  help=f"How long each measurement trains, roughly. [{_SECONDS:g}]"),
-    click.option("--from", "source", type=ExpandedPath(), metavar="FILE",
-                 help="Measure nothing: take the measurements that an earlier plan wrote with --json."),
     click.option("-np", "--num-proc", type=click.IntRange(2), metavar="N",
                  help="Workers of the jobs that are launched here. [this host's GPUs, or its cores]"),
     click.option("--controller", type=_CONTROLLER,

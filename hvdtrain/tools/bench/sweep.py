@@ -3,8 +3,6 @@
 In a sweep each number of workers is a job that is launched here.
 """
 
-import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -28,14 +26,15 @@ from hvdtrain.tools.bench.options import BenchOptions
 from hvdtrain.tools.launch import (
     check_slots,
     horovodrun,
+    layers_from_json,
     layers_to_json,
-    run_program,
+    run_module,
+    run_worker,
 )
 from hvdtrain.tools.message_times import MOST_BYTES
 from hvdtrain.tools.output import check_writable, config_files, said_if_interrupted, say, show_found
 from hvdtrain.tools.spread import Spread
 
-_WORKER = "hvdtrain.tools.bench.worker"
 _MORE_SECONDS, _FACTOR = 300.0, 10.0  # of a job's limit: to start and to compile; of --seconds
 
 
@@ -77,18 +76,17 @@ def run_sweep(layers: list[Layer], options: BenchOptions) -> dict[str, Any]:
 def run_job(
     layers: list[Layer], request: dict[str, Any], launcher: Sequence[str], folder: Path, workers: str
 ) -> dict[str, Any]:
-    """Launch a job that is measured, and return its document.
-
-    The request has fields of ``Request``; how many the workers are is a text, for messages.
-    """
-    path, to = folder / "job.json", folder / "found.json"
-    to.unlink(missing_ok=True)
-    values = {"layers": layers_to_json(layers), "request": request, "found": str(to)}
-    path.write_text(json.dumps(values), encoding="utf-8")
+    """Launch a job that is measured, and return its document; the request has fields of ``Request``."""
     limit = _FACTOR * request["seconds"] + _MORE_SECONDS
-    command = [*launcher, sys.executable, "-m", _WORKER, str(path)]
-    document: dict[str, Any] = run_program(f"the job with {workers}", command, limit, to)
+    values = {"layers": layers_to_json(layers), "request": request}
+    module = "hvdtrain.tools.bench.sweep"
+    document: dict[str, Any] = run_module(f"the job with {workers}", launcher, module, values, folder, limit)
     return document
+
+
+def work(values: dict[str, Any]) -> dict[str, Any] | None:
+    """Collective. Measure a job as values say, and return what was found, on rank 0."""
+    return bench_job(layers_from_json(values["layers"]), Request(**values["request"]))
 
 
 def sweep_of(documents: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -132,3 +130,7 @@ def note_on_threads(documents: Sequence[dict[str, Any]]) -> list[str]:
         f"a worker has more threads in some jobs ({given}): efficiency compares unlike workers; "
         f"with --set threads={min(filter(None, threads.values()), default=1)} they are alike"
     ]
+
+
+if __name__ == "__main__":
+    run_worker(work)

@@ -1,8 +1,6 @@
 """The command ``parity``: a task's PyTorch model and its TensorFlow model, each in a process of its own."""
 
-import json
 import math
-import sys
 import tempfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -25,7 +23,7 @@ from hvdtrain.jobs.opening.setup import TaskData, build, open_together
 from hvdtrain.jobs.opening.start import check_may_be_elastic, prepare, settle, started
 from hvdtrain.jobs.resume import ResumePoint, restore
 from hvdtrain.storage.text import counted
-from hvdtrain.tools.launch import LARGER_LIMIT, layers_from_json, layers_to_json, run_program, run_worker
+from hvdtrain.tools.launch import LARGER_LIMIT, layers_from_json, layers_to_json, run_module, run_worker
 from hvdtrain.tools.output import check_writable, config_files, said_if_interrupted, say, show_found
 from hvdtrain.tools.parity.observation import OUTPUTS, Array, ForwardPass, Observation
 from hvdtrain.tools.parity.plain import PlainLoop, Samples, mean_of, of_framework, steps_of
@@ -232,8 +230,8 @@ def _same(one: Array | None, other: Array | None) -> bool:
     return one.shape == other.shape and np.array_equal(one, other, equal_nan=one.dtype.kind == "f")
 
 
-def observe_alone(values: Mapping[str, Any]) -> None:
-    """Observe a framework in a process of its own, and write what it found."""
+def observe_alone(values: Mapping[str, Any]) -> bool:
+    """Observe a framework in a process of its own, and write what it found into a folder."""
     folder = Path(values["folder"])
     start = _read(folder / values["start"]).initial if values["start"] else None
     with interruptible() as signals, seeded_frameworks():
@@ -252,7 +250,7 @@ def observe_alone(values: Mapping[str, Any]) -> None:
                     f"Train it in this framework first: --framework {framework}",
                 ) from error
     (folder / f"{framework}.wire").write_bytes(wire.encode(found))
-    (folder / f"{framework}.json").write_text("null", encoding="utf-8")
+    return True
 
 
 def _read(path: Path) -> Observation:
@@ -275,10 +273,8 @@ def run_parity(layers: list[Layer], json_path: Path | None, limit_seconds: float
                 "layers": layers_to_json(layers_for(layers, framework)), "folder": name,
                 "start": "torch.wire" if found else "",
             }  # fmt: skip
-            path, ended = Path(name, "values.json"), Path(name, f"{framework}.json")
-            path.write_text(json.dumps(values), encoding="utf-8")
-            command = [sys.executable, "-m", "hvdtrain.tools.parity.parity", str(path)]
-            run_program(title, command, limit_seconds, ended, remedy=LARGER_LIMIT)
+            module, folder = "hvdtrain.tools.parity.parity", Path(name)
+            run_module(title, [], module, values, folder, limit_seconds, remedy=LARGER_LIMIT)
             found.append(_read(Path(name, f"{framework}.wire")))
     result = judge(*found)
     show_found(describe(result, config.task), to_document(result), json_path)

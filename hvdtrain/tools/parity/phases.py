@@ -1,7 +1,6 @@
 """The jobs of `prove`: with all workers, and in a process of its own everything that one worker does."""
 
 import itertools
-import json
 import math
 import random
 import shutil
@@ -47,7 +46,7 @@ from hvdtrain.tools.parity.proof import (
 from hvdtrain.training_plan import Progress
 from hvdtrain.workers.seeding import seed_host_generators, seeded_frameworks
 
-MANY, ONE, RESUMED, FOUND = "many", "one", "resumed", "found.json"
+MANY, ONE, RESUMED = "many", "one", "resumed"
 _WHOLE = 1024  # samples that are evaluated in one batch at most
 _LAST_BITS = 2e-7  # relative
 _REPEATED = 1e-4  # relative; of the first losses of two plain loops
@@ -81,15 +80,14 @@ def train(layers: list[Layer], run_dir: Path, **values: Any) -> None:
         run_job(given, Quiet(settle(given)[0]), from_python=True)
 
 
-def prove_alone(values: Mapping[str, Any]) -> None:
-    """Do what one worker does, compare all runs, and write what was found."""
+def prove_alone(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Do what one worker does, compare all runs, and return what was found; or train with all workers."""
     folder, layers = Path(values["folder"]), layers_from_json(values["layers"])
     if values["phase"] == MANY:
         train(layers, folder / MANY)
-        return
+        return {}
     end_with_parent(values["parent"], signal.SIGKILL)
-    found = _Proof(folder, layers, values["workers"], values["steps"]).document()
-    (folder / FOUND).write_text(json.dumps(found), encoding="utf-8")
+    return _Proof(folder, layers, values["workers"], values["steps"]).document()
 
 
 class _Proof:

@@ -1,6 +1,5 @@
 """The command ``prove``: a user's own task, held against a plain loop of its framework."""
 
-import json
 import os
 import shutil
 import sys
@@ -20,9 +19,9 @@ from hvdtrain.host.launcher import stated_launch
 from hvdtrain.jobs.compatibility import Job, check
 from hvdtrain.jobs.opening.start import check_may_be_elastic, settle
 from hvdtrain.storage.text import counted
-from hvdtrain.tools.launch import LARGER_LIMIT, horovodrun, layers_to_json, run_program
+from hvdtrain.tools.launch import LARGER_LIMIT, horovodrun, layers_to_json, run_module
 from hvdtrain.tools.output import check_writable, config_files, said_if_interrupted, say, show_found
-from hvdtrain.tools.parity.phases import FOUND, MANY, train
+from hvdtrain.tools.parity.phases import MANY, train
 
 EXIT_DIFFERENT = 1
 # what rounds, averages or draws on purpose, or has nothing to do with what a step computes
@@ -120,13 +119,10 @@ def _changed(config: Config, steps: int, workers: int) -> Layer:
 
 def _run(values: Mapping[str, Any], phase: str, start: list[str], seconds: float) -> Any:
     """Run a part in processes of its own, and return what it found."""
-    folder, name = Path(values["folder"]), "the job" if phase == MANY else "the proof"
-    path, found = folder / f"{phase}.json", folder / (FOUND if phase != MANY else "begun.json")
-    path.write_text(json.dumps({**values, "phase": phase}), encoding="utf-8")
-    found.write_text("null", encoding="utf-8")
-    command = [*start, sys.executable, "-m", "hvdtrain.tools.parity.phases", str(path)]
-    environ = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    return run_program(name, command, seconds, found, environ, remedy=LARGER_LIMIT)
+    name, folder = "the job" if phase == MANY else "the proof", Path(values["folder"])
+    environ, values = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}, {**values, "phase": phase}
+    module = "hvdtrain.tools.parity.phases"
+    return run_module(name, start, module, values, folder, seconds, environ, LARGER_LIMIT)
 
 
 def _end(seconds: float, folder: Path, rank: int) -> None:

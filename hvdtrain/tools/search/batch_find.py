@@ -5,7 +5,6 @@ import json
 import math
 import os
 import re
-import sys
 import threading
 import time
 from collections import Counter
@@ -30,7 +29,7 @@ from hvdtrain.tools.launch import (
     horovodrun,
     layers_from_json,
     layers_to_json,
-    run_program,
+    run_module,
     run_worker,
 )
 from hvdtrain.tools.output import check_writable, config_files, said_if_interrupted, say, show_found
@@ -104,17 +103,16 @@ class _Jobs:
     def run(self, size: BatchSize) -> Tried:
         """Run the job with a micro-batch; raise if the first, the job as it is, fails, and not for memory."""
         self._runs += 1
-        path, found = (self.folder / f"{name}-{self._runs}.json" for name in ("job", "found"))
+        folder, seconds = self.folder / str(self._runs), self.options.seconds
         layers = layers_to_json([*self.layers, Layer("batch-find", dict(size.values))])
-        values = {"layers": layers, "limit": self.limit, "seconds": self.options.seconds, "found": str(found)}
-        path.write_text(json.dumps(values), encoding="utf-8")
+        values = {"layers": layers, "limit": self.limit, "seconds": seconds}
         launcher = horovodrun(self.options.num_proc, self.hosts, self.options.controller)
-        command = [*launcher, sys.executable, "-m", "hvdtrain.tools.search.batch_find", str(path)]
-        limit_seconds = _FACTOR * self.options.seconds + _MORE_SECONDS
+        limit_seconds = _FACTOR * seconds + _MORE_SECONDS
         try:
-            document = run_program("the job", command, limit_seconds, found)
+            module = "hvdtrain.tools.search.batch_find"
+            document = run_module("the job", launcher, module, values, folder, limit_seconds)
         except EnvironmentFault as error:
-            return self._failed(size, error, found.with_suffix(MARKER))
+            return self._failed(size, error, folder / MARKER)
         self.device = document.pop("device")
         return Tried(size, **document)
 
@@ -130,7 +128,7 @@ class _Jobs:
         return Tried(size, problem=f"failed: {error.problem}. {last.strip()}")
 
 
-MARKER = ".out-of-memory"
+MARKER = "out-of-memory"
 _FIRST_STEPS = 5  # by which the number of those that are measured is chosen
 _LOOKS_PER_SECOND = 50
 
@@ -167,22 +165,19 @@ def mark(marker: Path, why: str) -> None:
     part.replace(marker)
 
 
-def work(specification: dict[str, Any]) -> None:
-    """Collective. Train with a micro-batch, and write on rank 0 how fast it was and what it took."""
-    found = Path(specification["found"])
-    marker = found.with_suffix(MARKER)
-    watch = MemoryWatch(specification["limit"], marker)
+def work(values: dict[str, Any]) -> dict[str, Any] | None:
+    """Collective. Train with a micro-batch, and return on rank 0 how fast it was and what it took."""
+    marker = Path(values["found"]).with_name(MARKER)
+    watch = MemoryWatch(values["limit"], marker)
     watch.start()
     try:
-        with opened_run(layers_from_json(specification["layers"]), bench_config) as run:
-            measured = _measured(run, watch, specification["seconds"])
+        with opened_run(layers_from_json(values["layers"]), bench_config) as run:
+            return _measured(run, watch, values["seconds"])
     except BaseException as error:
         if is_out_of_memory(error):
             text = str(error) or type(error).__name__
             mark(marker, f"memory did not suffice: {text.splitlines()[0]}")
         raise
-    if measured is not None:
-        found.write_text(json.dumps(measured), encoding="utf-8")
 
 
 def _measured(run: OpenRun, watch: MemoryWatch, seconds: float) -> dict[str, Any] | None:
