@@ -132,18 +132,13 @@ class Abort(_Message):
 
     generation: int
     why: Text
+    again: bool = False  # whether to say ``Ready`` again if that is already said
 
 
 class EnterWorld(_Message):
     """Enter this world."""
 
     world: World
-
-
-class Retry(_Message):
-    """The world could not be formed: say ``Ready`` again."""
-
-    generation: int
 
 
 class Stop(_Message):
@@ -183,7 +178,7 @@ class KillProcess(_Message):
 
 
 FromWorker = Hello | Beat | Ready | Formed | FormFailed | Synced | Leaving | LeftWorld | Failed | Done
-_Order = ChangeWorld | Abort | EnterWorld | Retry | Stop | End | Leave | Refuse | KillProcess
+_Order = ChangeWorld | Abort | EnterWorld | Stop | End | Leave | Refuse | KillProcess
 FromDriver = Welcome | DriverBeat | _Order
 _FROM_WORKER: dict[bytes, type[FromWorker]] = {one.__name__.encode(): one for one in get_args(FromWorker)}
 _FROM_DRIVER: dict[bytes, type[FromDriver]] = {one.__name__.encode(): one for one in get_args(FromDriver)}

@@ -12,6 +12,7 @@ from hvdtrain.host.start_reports import start_limit
 from hvdtrain.storage.text import printable
 
 MOST_WORKERS = 256
+SSH_FAILED, COMMAND_NOT_FOUND, NOT_EXECUTABLE = 255, 127, 126  # exit codes of ssh and of a shell
 _ELASTIC_TIMEOUT_VARIABLE = "HOROVOD_ELASTIC_TIMEOUT"
 _MOST_COOLDOWN_SECONDS = 3600
 _NO_LIMIT_SECONDS = 604_800  # a week

@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hvdtrain.elastic.driver.cluster import Limits, Slot
+from hvdtrain.elastic.driver.cluster import SSH_FAILED, Limits, Slot
 from hvdtrain.elastic.driver.events import (
     Action,
     Arrived,
@@ -33,7 +33,6 @@ from hvdtrain.elastic.driver.events import (
     Woke,
 )
 from hvdtrain.elastic.driver.membership import Members
-from hvdtrain.elastic.driver.ranks import SSH_FAILED
 from hvdtrain.elastic.driver.worlds import State
 from hvdtrain.elastic.links import Link, Links
 from hvdtrain.elastic.messages import DriverBeat, End, EnterWorld, Hello, KillProcess, Refuse, from_worker
@@ -49,7 +48,7 @@ STATE_VARIABLE = "HVDTRAIN_ELASTIC_STATE"
 _FAR_SECONDS = 1.0  # after which a process that was killed, and is still there, is looked for on its host
 _STOPPED_SECONDS = 3 * BEAT_SECONDS  # a turn of the loop that takes so much longer: this process was stopped
 _KILLED_SECONDS = 5.0
-_TURN_SECONDS = 0.1  # at the end of the job
+_TURN_SECONDS = 0.1  # after which the loop looks at what is due
 
 
 class Driver:
@@ -101,10 +100,9 @@ class Driver:
         next_beat = turned = time.monotonic()
         while self._finish is None:
             self._discover()
-            planned = max(0.0, min(next_beat, self._members.next_tick()) - time.monotonic())
-            received = self._links.wait(0.0 if self._events else planned)
+            received = self._links.wait(0.0 if self._events else _TURN_SECONDS)
             now = time.monotonic()
-            if now - turned - planned > _STOPPED_SECONDS:
+            if now - turned > _STOPPED_SECONDS:
                 self._take(Woke(now - turned))
             turned = now
             if now >= next_beat:

@@ -3,11 +3,10 @@
 import signal
 from collections.abc import Callable
 
-from hvdtrain.elastic.driver.cluster import Limits
+from hvdtrain.elastic.driver.cluster import COMMAND_NOT_FOUND, NOT_EXECUTABLE, SSH_FAILED, Limits
 from hvdtrain.elastic.driver.events import END_SECONDS, Action, CloseStore, Finish, Forward, Say, Send
-from hvdtrain.elastic.driver.ranks import COMMAND_NOT_FOUND, SAME_STEP, SAME_STEP_LOST, SSH_FAILED
 from hvdtrain.elastic.driver.roster import ALIVE, IN_WORLD, Roster, Stage, Worker
-from hvdtrain.elastic.driver.worlds import State, Worlds
+from hvdtrain.elastic.driver.worlds import SAME_STEP, SAME_STEP_LOST, State, Worlds
 from hvdtrain.elastic.messages import Abort, End, Stop
 from hvdtrain.errors import EXIT_ENVIRONMENT, EXIT_STOPPED, EXIT_TRAINING, EXIT_USAGE
 from hvdtrain.storage.text import counted
@@ -29,7 +28,11 @@ _NOT_A_WORKER = (
     "The command must be python -m hvdtrain, or a script that calls hvdtrain.train(). A script that uses "
     "hvd.elastic needs HVDTRAIN_ELASTIC_DRIVER=horovod."
 )
-_NOT_EXECUTABLE = 126  # exit code of a shell
+_ENDED = {
+    COMMAND_NOT_FOUND: (": the command was not found", "Is it installed there, and in PATH?"),
+    NOT_EXECUTABLE: (": the command cannot be executed", "Is it a program that you may execute?"),
+    EXIT_USAGE: ("", f"{_CANNOT_START} Exit code 2 means a wrong option or a missing file."),
+}
 _NO_SLOTS = (
     "Give hosts with slots: -H, --hostfile, or a discovery script, which "
     "python -m hvdtrain doctor --host-discovery-script SCRIPT checks."
@@ -56,15 +59,8 @@ def cannot_start(last: Worker | None, command: str) -> tuple[int, str, str]:
     if last.hello is not None or last.is_late or code is None or code < 0:
         return EXIT_ENVIRONMENT, failed, _LONGER_START if last.is_late else _CANNOT_START
     what = f"`{command}`" if command else "the command"
-    ended = f"no worker can start: on {last.slot.host}, {what} ended with exit code {code}"
-    if code == COMMAND_NOT_FOUND:
-        problem, remedy = f"{ended}: the command was not found", "Is it installed there, and in PATH?"
-    elif code == _NOT_EXECUTABLE:
-        problem, remedy = f"{ended}: the command cannot be executed", "Is it a program that you may execute?"
-    elif code == EXIT_USAGE:
-        problem, remedy = ended, f"{_CANNOT_START} Exit code 2 means a wrong option or a missing file."
-    else:
-        problem, remedy = f"{ended} before it joined the job", f"{_CANNOT_START} {_NOT_A_WORKER}"
+    meaning, remedy = _ENDED.get(code, (" before it joined the job", f"{_CANNOT_START} {_NOT_A_WORKER}"))
+    problem = f"no worker can start: on {last.slot.host}, {what} ended with exit code {code}{meaning}"
     return code or EXIT_ENVIRONMENT, problem, remedy
 
 
@@ -118,10 +114,6 @@ class JobEnd:
     def is_ending(self) -> bool:
         """Whether no worker is to be started any more."""
         return self.purpose != "train" or self.is_complete or self._worlds.state is State.ENDED
-
-    def ticks(self) -> list[float]:
-        """Return when something is due."""
-        return [self._grace_by, self._stop_by, self._complete_by]
 
     # the workers save and stop
 
@@ -210,10 +202,10 @@ class JobEnd:
         worlds = self._worlds
         if worlds.stalled and not self._roster.at(Stage.READY, *IN_WORLD):
             self.finish(EXIT_ENVIRONMENT, worlds.stalled, MEND_AND_RESUME)
-        elif worlds.crashes.is_repeated():
+        elif worlds.breaks_again(SAME_STEP, crashed=True):
             what = f"a worker crashed {SAME_STEP} times"
             self.finish(EXIT_TRAINING, what + self._at_same_place(), _LOOK_AT_CRASH)
-        elif worlds.crashes.is_lost_again():
+        elif worlds.breaks_again(SAME_STEP_LOST, crashed=False):
             what = f"workers were lost {SAME_STEP_LOST} times"
             self.finish(EXIT_ENVIRONMENT, what + self._at_same_place(), _OUT_OF_MEMORY)
         elif self._limits.reset_limit is not None and worlds.broken > self._limits.reset_limit:

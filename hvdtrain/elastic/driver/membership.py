@@ -24,7 +24,6 @@ from hvdtrain.elastic.driver.events import (
     Woke,
 )
 from hvdtrain.elastic.driver.job_end import LEFT_SECONDS, SAVE_SECONDS, JobEnd
-from hvdtrain.elastic.driver.ranks import describe_exit, is_crash
 from hvdtrain.elastic.driver.regrouping import Regrouping, difference_of
 from hvdtrain.elastic.driver.roster import ALIVE, IN_WORLD, Roster, Staffing, Stage, Worker
 from hvdtrain.elastic.driver.worlds import UP, State, Worlds
@@ -49,7 +48,6 @@ from hvdtrain.errors import EXIT_ENVIRONMENT
 
 _NO_WORD = "ended without a message"
 _ENDS_SECONDS = 10.0  # for a worker that said that it fails
-_POLL_SECONDS = 1.0
 
 
 class Members:
@@ -89,13 +87,6 @@ class Members:
         actions = list(self._actions)
         self._actions.clear()
         return actions
-
-    def next_tick(self) -> float:
-        """Return when ``take`` wants a ``Tick`` at the latest; always later than the last event."""
-        times = [*self._roster.ticks(), *self._worlds.ticks(), *self._regrouping.ticks(), *self._end.ticks()]
-        times += self._staffing.ticks(self._wanted(), self._now)
-        due = min((time for time in times if time > self._now), default=self._now + _POLL_SECONDS)
-        return min(due, self._now + _POLL_SECONDS) + self._slept
 
     def admits(self, worker: str) -> bool:
         """Return whether a worker of this name is expected to connect."""
@@ -147,12 +138,11 @@ class Members:
                 self._gone(worker, "its host does not answer" if is_unreachable else _NO_WORD, now)
             case Exited(_, code):
                 worker.exit_code = code
-                described = describe_exit(code, has_joined=worker.hello is not None)
                 if worker.reason in ("", _NO_WORD) and worker.stage is not Stage.GOING:
-                    worker.reason = described
-                if worker.failed_in and is_crash(code) and worker.failure is None:
-                    self._worlds.crashes.crashed(worker.failed_in)
-                self._gone(worker, described, now)
+                    worker.reason = worker.ending
+                if worker.failed_in and worker.is_crash:
+                    self._worlds.lost(worker.failed_in, crashed=True)
+                self._gone(worker, worker.ending, now)
 
     def _arrived(self, worker: Worker, hello: Hello, now: float) -> None:
         if worker.stage is not Stage.STARTED:
@@ -172,7 +162,10 @@ class Members:
         self._actions.append(Send(worker.name, welcome))
 
     def _heard(self, worker: Worker, message: FromWorker, now: float) -> None:
+        is_of_its_world = getattr(message, "generation", worker.generation) == worker.generation
         match message:
+            case _ if not is_of_its_world:
+                return  # it crossed with a newer world
             case Ready():
                 self._ready(worker, message, now)
             case LeftWorld():
@@ -184,10 +177,13 @@ class Members:
                 self._worlds.left(worker, now)
                 self._end.done(code, now)
             case Formed() | FormFailed() | Synced():
-                if message.generation == worker.generation:
-                    self._entered(worker, message, now)
-            case _:
-                self._reported(worker, message, now)
+                self._entered(worker, message, now)
+            case Beat(state=values):
+                if state := read_state(values):
+                    self._worlds.beat(worker, state, now)
+            case Leaving(why=why):
+                if worker.stage in (Stage.BUILDING, Stage.READY, *IN_WORLD):
+                    worker.wish = why or "it was requested to leave"
 
     def _entered(self, worker: Worker, message: Formed | FormFailed | Synced, now: float) -> None:
         """Take note of how a worker enters its newest world."""
@@ -200,19 +196,7 @@ class Members:
             case Synced(place=place, run_dir=run_dir):
                 self._worlds.synced(worker, place, run_dir, now)
 
-    def _reported(self, worker: Worker, message: FromWorker, now: float) -> None:
-        """Take note of what a worker says without changing its stage."""
-        match message:
-            case Beat(state=values):
-                if state := read_state(values):
-                    self._worlds.beat(worker, state, now)
-            case Leaving(why=why):
-                if worker.stage in (Stage.BUILDING, Stage.READY, *IN_WORLD):
-                    worker.wants_out = why or "it was requested to leave"
-
     def _ready(self, worker: Worker, message: Ready, now: float) -> None:
-        if message.generation != worker.generation:
-            return  # it crossed with a newer world
         if worker.stage not in (Stage.BUILDING, Stage.READY, *IN_WORLD):
             return
         was_member = worker.stage in IN_WORLD
@@ -281,9 +265,7 @@ class Members:
             self._worlds.left(worker, now)
             if not self._end.is_complete:
                 self._worlds.break_up(f"{worker} {worker.reason}", now)
-            self._worlds.crashes.lost(worker.generation)
-            if worker.exit_code is not None and is_crash(worker.exit_code) and worker.failure is None:
-                self._worlds.crashes.crashed(worker.generation)
+            self._worlds.lost(worker.generation, crashed=worker.is_crash)
 
     def _go_on(self, now: float) -> None:
         """Do what is due, and what has become possible."""
@@ -297,8 +279,9 @@ class Members:
             self._end.finish_hopeless()
         if self.state is not State.ENDED:
             self._regrouping.advance(now)
-        if self.state is not State.ENDED:
-            self._staffing.hire(self._wanted(), now)
+        if not self._end.is_ending:
+            begun = self._worlds.has_begun
+            self._staffing.hire(self._limits.most if begun else self._limits.wanted, now)
 
     def _end_late(self, now: float) -> None:
         for worker in self._roster.at(Stage.LOST, Stage.GOING):
@@ -317,9 +300,3 @@ class Members:
                 worker.is_counted = True
                 self._end.last_failure = worker
                 self._staffing.failed(worker, self._worlds.has_begun, now)
-
-    def _wanted(self) -> int:
-        """Return how many workers the job wants now."""
-        if self._end.is_ending:
-            return 0
-        return self._limits.most if self._worlds.has_begun else self._limits.wanted

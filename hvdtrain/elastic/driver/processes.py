@@ -14,8 +14,7 @@ from horovod.runner.gloo_run import _exec_command_fn, _mkdir_p
 from horovod.runner.util import network
 from horovod.runner.util.remote import get_remote_command
 
-from hvdtrain.elastic.driver.cluster import Slot
-from hvdtrain.elastic.driver.ranks import SSH_FAILED
+from hvdtrain.elastic.driver.cluster import SSH_FAILED, Slot
 from hvdtrain.host.launcher import ELASTIC_VARIABLE, SLOT_VARIABLE, WORKER_VARIABLE
 from hvdtrain.host.processes import SAME_START_SECONDS, kill_if_same, run_limited
 from hvdtrain.workers.world import KEY_VARIABLE

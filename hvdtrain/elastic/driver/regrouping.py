@@ -5,13 +5,33 @@ from collections.abc import Callable, Sequence
 from hvdtrain.elastic.driver.cluster import Limits
 from hvdtrain.elastic.driver.events import Action, Say, Send
 from hvdtrain.elastic.driver.job_end import LEFT_SECONDS, JobEnd
-from hvdtrain.elastic.driver.ranks import Candidate, arrange, choose_source
 from hvdtrain.elastic.driver.roster import Roster, Stage, Worker
 from hvdtrain.elastic.driver.worlds import State, Worlds
 from hvdtrain.elastic.messages import Leave
 from hvdtrain.elastic.watch.liveness import LONG_FACTOR, LONG_SECONDS
 from hvdtrain.errors import EXIT_ENVIRONMENT, AgreementError
 from hvdtrain.workers.agreement import SAME_COMMAND, disagreement
+from hvdtrain.workers.world import Source, TrainingPosition
+
+
+def arrange(workers: Sequence[Worker], most: int) -> list[Worker]:
+    """Return the workers of the next world in the order of ranks, given those that wait longest first.
+
+    Rank 0 is the valid worker with the largest place, the old rank 0 among equals; without a valid worker
+    the old rank 0, or the one that waits longest. Its host comes first, and the workers of a host are
+    neighbours. Otherwise the old order is kept, and who is new comes last, or is left out beyond ``most``.
+    """
+    ordered = sorted(workers, key=lambda one: one.rank if one.generation else float("inf"))  # stable
+    sources = [one for one in ordered if one.is_valid]
+    root = max(sources, key=_place_of) if sources else ordered[0]  # the first among equals
+    chosen = [root, *(one for one in ordered if one is not root)][:most]
+    hosts = list(dict.fromkeys(one.slot.host for one in chosen))
+    return [one for host in hosts for one in chosen if one.slot.host == host]
+
+
+def _place_of(worker: Worker) -> TrainingPosition:
+    assert worker.ready is not None
+    return worker.ready.place
 
 
 def difference_of(workers: Sequence[Worker]) -> AgreementError:
@@ -61,14 +81,10 @@ class Regrouping:
         elif state in (State.STARTING, State.CHANGING, State.WAITING):
             self._regroup(now)
 
-    def ticks(self) -> list[float]:
-        """Return when something is due."""
-        return [self._start_by, self._change_by, self._wait_until, self._say_at]
-
     def late(self, now: float) -> list[tuple[Worker, str]]:
         """Return the workers outside of a world that must be given up now, with the reason."""
         lost = []
-        stall = self._roster.stall_timeout()
+        stall, has_begun = self._roster.stall_timeout(), self._worlds.has_begun
         for worker in self._roster.at(Stage.BUILDING, Stage.READY):
             if stall and now - worker.heard >= max(stall, JOIN_SECONDS):
                 lost.append((worker, f"has not answered for {now - worker.heard:.0f} s: stopped or starved"))
@@ -77,7 +93,6 @@ class Regrouping:
             if now - worker.since >= start_limit:
                 worker.is_late = True
                 lost.append((worker, f"was still starting after {start_limit:g} s, twice --start-timeout"))
-        has_begun = self._worlds.has_begun
         limit = max(LONG_FACTOR * stall, LONG_SECONDS)
         if has_begun:  # nobody waits for a joiner
             limit = max(limit, LONG_FACTOR * self._limits.start_timeout)
@@ -86,8 +101,7 @@ class Regrouping:
             is_long = has_begun and worker.state is not None and worker.state.is_long
             is_awaited = not has_begun and now - self._first_ready >= limit
             if (age >= limit and not is_long) or is_awaited:
-                doing = f"; it was {worker.state}" if worker.state else ""
-                lost.append((worker, f"was not ready after {limit:.0f} s{doing}"))
+                lost.append((worker, f"was not ready after {limit:.0f} s{worker.doing}"))
         return lost
 
     # the next world
@@ -155,7 +169,7 @@ class Regrouping:
         if not joiners or not others or len(others) < self._limits.least:
             return staying
         for one in joiners:
-            one.wants_out = f"{self._worlds.unentered} worlds with it could not be entered"
+            one.wish = f"{self._worlds.unentered} worlds with it could not be entered"
             self._do(Say(f"{one} is left out: {one.wants_out}; the last time {self._worlds.why_broken}"))
         return others
 
@@ -166,36 +180,21 @@ class Regrouping:
 
     def _heritage(self, ready: list[Worker], staying: list[Worker]) -> list[Worker]:
         """Return the worker that is to leave, if nobody else has the state: it hands it over in a world."""
-        leaving = [one for one in ready if one.wants_out and self._candidate(one).is_valid]
-        if not staying or not leaving or any(self._candidate(one).is_valid for one in staying):
+        leaving = [one for one in ready if one.wants_out and one.is_valid]
+        if not staying or not leaving or any(one.is_valid for one in staying):
             return []
-        root = arrange([self._candidate(one) for one in leaving], self._limits.most)[0]
-        return [one for one in leaving if one.name == root.worker]
+        return arrange(leaving, 1)
 
     def _open(self, workers: list[Worker], now: float) -> None:
-        arranged = (
-            arrange([self._candidate(worker) for worker in workers], self._limits.most) if workers else []
-        )
-        source = choose_source(arranged, self._worlds.has_begun)
+        arranged = arrange(workers, self._limits.most) if workers else []
+        source: Source = "checkpoint" if self._worlds.has_begun else "start"
+        if any(one.is_valid for one in arranged):
+            source = "root"
         if self._end.purpose != "train" and source != "root":
             return self._end.finish_unsaved()
         self._wait_until = self._say_at = self._change_by = self._start_by = _FOREVER
         self._worlds.open(arranged, source, self._end.purpose, now, why=self._end.why_stopped)
         return None
-
-    def _candidate(self, worker: Worker) -> Candidate:
-        assert worker.ready is not None
-        assert worker.hello is not None
-        return Candidate(
-            worker=worker.name,
-            host=worker.slot.host,
-            machine=worker.hello.machine,
-            pid=worker.hello.pid,
-            place=worker.ready.place,
-            is_valid=worker.ready.valid and worker.generation > 0,
-            old_rank=worker.rank if worker.generation else None,
-            is_new=self._worlds.log.is_new(worker),
-        )
 
     def _may_start(self, ready: list[Worker], now: float) -> bool:
         """Return whether the first world is due, or waiting for it is a matter of the elastic timeout."""

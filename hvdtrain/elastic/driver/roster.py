@@ -1,10 +1,11 @@
 """The workers of an elastic job as its driver knows them."""
 
+import signal
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
-from hvdtrain.elastic.driver.cluster import Limits, Slot
+from hvdtrain.elastic.driver.cluster import COMMAND_NOT_FOUND, SSH_FAILED, Limits, Slot
 from hvdtrain.elastic.driver.events import Action, Kill, Say, Start
 from hvdtrain.elastic.messages import Failed, Hello, Ready
 from hvdtrain.elastic.watch.connections import BEAT_SECONDS, Member, WorkerState
@@ -17,6 +18,10 @@ _CONFIRM_SECONDS = 3.0  # in which the end of a process that was killed is seen
 _EXIT_SECONDS = 0.2  # from the end of a connection to the exit code of its process
 _LEASE_MARGIN_SECONDS = 2.0
 _SLOT_SECONDS = 10.0  # after which the slot of a lost worker is free, whatever its launcher says
+
+# what ends a process from outside, so that it says nothing of the step
+_SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_FROM_OUTSIDE = {0, SSH_FAILED, *(-one for one in _SIGNALS), *(128 + one for one in _SIGNALS)}
 
 
 class Stage(Enum):
@@ -51,8 +56,8 @@ class Worker:
     heard: float = 0.0  # when it was last heard
     generation: int = 0  # the last world that it was instructed to enter; 0 if none
     rank: int = 0  # its rank in that world
-    wants_out: str = ""  # why it is to leave the job; empty if it stays
-    is_removed: bool = False  # whether it is to leave because its slot is no longer there
+    wish: str = ""  # why it wants to leave the job, or cannot be in it; empty if it stays
+    is_removed: bool = False  # whether its slot was no longer there before it had such a wish
     reason: str = ""  # why it ended or was ended, as text
     failure: Failed | None = None  # what it said when it failed
     exit_code: int | None = None  # that of its process; None while it runs, as far as is known
@@ -69,6 +74,40 @@ class Worker:
         """Return who it is, such as "rank 2 on h2"."""
         return f"rank {self.rank} on {self.slot.host}" if self.generation else f"the worker on {self.slot}"
 
+    @property
+    def wants_out(self) -> str:
+        """Why it is to leave the job; empty if it stays."""
+        return self.wish or (f"{self.slot} is no longer among the hosts" if self.is_removed else "")
+
+    @property
+    def is_valid(self) -> bool:
+        """Whether its state is whole, so that the others may get theirs from it."""
+        return self.ready is not None and self.ready.valid and self.generation > 0
+
+    @property
+    def is_crash(self) -> bool:
+        """Whether its exit code speaks of the process itself and not of whoever ended it."""
+        return self.exit_code not in (None, *_FROM_OUTSIDE) and self.failure is None
+
+    @property
+    def ending(self) -> str:
+        """Its exit code as text, such as "killed (SIGKILL)"."""
+        code = self.exit_code or 0
+        if code < 0:
+            known = -code in {int(one) for one in signal.Signals}
+            return f"killed ({signal.Signals(-code).name})" if known else f"killed (signal {-code})"
+        meaning = {SSH_FAILED: ", as ssh does if it cannot log in or its connection ends"}
+        if self.hello is not None:
+            meaning[0] = " in the middle of the job (sys.exit() or os._exit(0) in the task?)"
+        else:
+            meaning |= {0: " and did not join the job", COMMAND_NOT_FOUND: ": the command was not found"}
+        return f"ended with exit code {code}{meaning.get(code, '')}"
+
+    @property
+    def doing(self) -> str:
+        """What it did last, to be added to a sentence."""
+        return f"; it was {self.state}" if self.state else ""
+
     def member(self) -> Member:
         """Return the worker as messages of the watch name it."""
         return Member(self.rank, self.slot.host)
@@ -78,10 +117,7 @@ class Worker:
         return now - self.heard > _UNANSWERED_SECONDS
 
     def is_settled(self, now: float) -> bool:
-        """Return whether it can no longer do anything in the worlds that it knew.
-
-        The exit code alone does not say so: on another host it may be that of ssh.
-        """
+        """Return whether it can do nothing more in its worlds; an exit code may be that of ssh alone."""
         is_gone = not self.is_connected and not self.is_unreachable
         return self.is_out or is_gone or now >= self.settled_by
 
@@ -145,23 +181,12 @@ class Roster:
         is_awaited = worker.exit_code is None and not worker.is_out
         return is_awaited and worker.stage is Stage.LOST and now < worker.since + _EXIT_SECONDS
 
-    def taken_slots(self, now: float) -> Collection[Slot]:
-        """Return the slots that have a worker, or one whose end is not sure."""
-        return {one.slot for one in self._workers.values() if one.holds_slot(now)}
-
     def clean(self, now: float) -> None:
         """Forget the workers that are gone for good."""
         for worker in self:
             is_done = worker.stage is Stage.LOST and worker.is_settled(now)
             if is_done and not worker.holds_slot(now):
                 del self._workers[worker.name]
-
-    def ticks(self) -> list[float]:
-        """Return when something is due."""
-        times = [one.end_by for one in self._workers.values()]
-        for one in self.at(Stage.LOST):
-            times += [one.since + _EXIT_SECONDS, one.settled_by, one.settled_by + _SLOT_SECONDS]
-        return times
 
 
 FIRST_SECONDS = 1.0
@@ -194,26 +219,21 @@ class Staffing:
         there = set(self.slots)
         for slot in before - there:  # if it comes back, it may get a worker at once
             self._ready_at.pop(slot, None)
-        for worker in self._roster.at(*ALIVE):
-            if worker.slot in there:
-                if _is_removed_only(worker):
-                    worker.wants_out, worker.is_removed = "", False
-                continue
-            if worker.wants_out:
-                continue
-            reason = _removal_of(worker)
-            if worker.stage in (*IN_WORLD, Stage.READY):
-                worker.wants_out, worker.is_removed = reason, True
-            else:
-                self._roster.lose(worker, reason, now)
+        for worker in [one for one in self._roster.at(*ALIVE) if not one.wish]:
+            worker.is_removed = worker.slot not in there
+            if worker.is_removed and worker.stage not in (*IN_WORLD, Stage.READY):
+                self._roster.lose(worker, worker.wants_out, now)
                 self._do(Kill(worker.name))
 
     def hire(self, wanted: int, now: float) -> None:
         """Start workers in free slots until there are as many as wanted."""
-        for slot in self._due(wanted, now):
-            if self._ready_at.get(slot, 0.0) <= now:
-                worker = self._roster.add(slot, now)
-                self._do(Start(worker.name, slot))
+        missing = wanted - sum(not worker.wants_out for worker in self._roster.at(*ALIVE))
+        if missing <= 0:
+            return
+        taken: Collection[Slot] = {one.slot for one in self._roster if one.holds_slot(now)}
+        free = [slot for slot in self.slots if slot not in taken and self._ready_at.get(slot, 0.0) <= now]
+        for slot in free[:missing]:
+            self._do(Start(self._roster.add(slot, now).name, slot))
 
     def failed(self, worker: Worker, has_begun: bool, now: float) -> None:
         """Leave the slot of a worker that failed out for a while."""
@@ -223,40 +243,15 @@ class Staffing:
         doubled = shortest * 2.0 ** min(len(recent) + 1, 30)
         seconds = min(longest, doubled) if recent else FIRST_SECONDS
         self._ready_at[worker.slot] = now + seconds
-        if not has_begun:
-            self._early += 1
+        self._early += not has_begun
         again = f"; its slot is used again after {seconds:.0f} s" if seconds > 1 else ""
         self._do(Say(f"{worker} {worker.reason}{again}"))
 
     def left(self, worker: Worker, now: float) -> None:
-        """Leave the slot of a worker that left on request out for the longest time.
-
-        A slot that was gone and is back may be used at once.
-        """
-        if worker.slot in self.slots and not _is_removed_only(worker):
+        """Leave the slot of a worker that left on request out for the longest time; not one that is back."""
+        if worker.slot in self.slots and (worker.wish or not worker.is_removed):
             self._ready_at[worker.slot] = now + self._limits.cooldown_seconds[1]
 
     def is_hopeless(self) -> bool:
         """Return whether as many workers failed as the job needs, and again, before anything was trained."""
         return self._early >= _ATTEMPTS * self._limits.wanted
-
-    def ticks(self, wanted: int, now: float) -> list[float]:
-        """Return when a slot may get a worker again."""
-        return [self._ready_at.get(slot, 0.0) for slot in self._due(wanted, now)]
-
-    def _due(self, wanted: int, now: float) -> list[Slot]:
-        """Return the free slots that are to get a worker now, or once they are no longer left out."""
-        alive = sum(not worker.wants_out for worker in self._roster.at(*ALIVE))
-        if alive >= wanted:
-            return []
-        taken = self._roster.taken_slots(now)
-        free = [slot for slot in self.slots if slot not in taken]
-        return sorted(free, key=lambda slot: max(now, self._ready_at.get(slot, 0.0)))[: wanted - alive]
-
-
-def _removal_of(worker: Worker) -> str:
-    return f"{worker.slot} is no longer among the hosts"
-
-
-def _is_removed_only(worker: Worker) -> bool:
-    return worker.is_removed and worker.wants_out == _removal_of(worker)

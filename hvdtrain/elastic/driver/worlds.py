@@ -4,13 +4,12 @@ from collections.abc import Callable, Collection, Hashable, Sequence
 from enum import Enum
 
 from hvdtrain.elastic.driver.events import Action, CloseStore, OpenWorld, Say, Send
-from hvdtrain.elastic.driver.ranks import Candidate, Crashes, describe_worlds
 from hvdtrain.elastic.driver.roster import IN_WORLD, Roster, Stage, Worker
-from hvdtrain.elastic.messages import Abort, ChangeWorld, Retry
+from hvdtrain.elastic.messages import Abort, ChangeWorld
 from hvdtrain.elastic.watch.connections import WorkerState
 from hvdtrain.elastic.watch.liveness import LONG_FACTOR, LONG_SECONDS, Liveness, Silent, WatchEvent
 from hvdtrain.storage.text import counted
-from hvdtrain.workers.world import Change, Purpose, Source, TrainingPosition
+from hvdtrain.workers.world import Change, MemberInfo, Purpose, Source, TrainingPosition, World
 
 
 class ChangeLog:
@@ -25,14 +24,14 @@ class ChangeLog:
         self._recorded: list[tuple[Worker, str]] = []  # the members when rank 0 last recorded a change
         self._began: float | None = None
         self._unrecorded_since: float | None = None
-        self._why = self.cause = ""
+        self._why = self._cause = ""  # why the last world that trained ended
 
     def begin(self, why: str, now: float) -> None:
         """Take note that the current world ends; a change that has begun keeps its reason."""
         if not self._trained:
             return
         if self._began is None:
-            self._began, self.cause = now, why
+            self._began, self._cause = now, why
         if self._unrecorded_since is None:
             self._unrecorded_since, self._why = now, why
 
@@ -41,29 +40,24 @@ class ChangeLog:
         return all(one is not worker for one, _ in self._trained)
 
     def describe(self, members: Collection[Worker], now: float) -> Change | None:
-        """Return what changes with a world of these members since rank 0 last recorded a change.
-
-        None if nothing has been trained.
-        """
+        """Return what changes with these members since rank 0 last recorded it; None before any training."""
         if not self._trained:
             return None
         since = now if self._unrecorded_since is None else self._unrecorded_since
-        return Change(
-            left=tuple(_left(self._recorded, members)),
-            joined=tuple(_joined(self._recorded, members)),
-            why=self._why,
-            since_seconds=round(now - since, 3),
-        )
+        left, joined = _difference(self._recorded, members)
+        why, seconds = self._why, round(now - since, 3)
+        return Change(left=tuple(left), joined=tuple(joined), why=why, since_seconds=seconds)
 
-    def describe_all(self, members: Collection[Worker]) -> tuple[list[str], list[str]] | None:
-        """Return who left and who came since the last world that trained; None if there was none."""
+    def say(self, members: Collection[Worker], now: float) -> str:
+        """Return how long nobody trained, and who left and came since, to be added to a sentence."""
         if not self._trained:
-            return None
-        return _left(self._trained, members), _joined(self._trained, members)
-
-    def seconds(self, now: float) -> float:
-        """Return how long nobody trains."""
-        return 0.0 if self._began is None else now - self._began
+            return ""
+        left, joined = _difference(self._trained, members)
+        parts = [f"left: {'; '.join(left)}"] if left else []
+        parts += [f"joined: {', '.join(joined)}"] if joined else []
+        parts += [f"cause: {self._cause}"] if not parts and self._cause else []
+        paused = 0.0 if self._began is None else now - self._began
+        return f" after {paused:.1f} s" + "".join(f"; {part}" for part in parts)
 
     def record(self, members: Sequence[Worker]) -> None:
         """Take note that rank 0 of a world of these members records its change."""
@@ -75,21 +69,21 @@ class ChangeLog:
         """Take note that a world trains."""
         self._trained = self._recorded = _named(members)
         self._began = self._unrecorded_since = None
-        self._why = self.cause = ""
+        self._why = self._cause = ""
 
 
 def _named(members: Sequence[Worker]) -> list[tuple[Worker, str]]:
     return [(one, f"rank {one.rank} on {one.slot.host}") for one in members]
 
 
-def _left(before: Sequence[tuple[Worker, str]], members: Collection[Worker]) -> list[str]:
+def _difference(
+    before: Sequence[tuple[Worker, str]], members: Collection[Worker]
+) -> tuple[list[str], list[str]]:
+    """Return who left, with the reason, and who came."""
     gone = [(one, name) for one, name in before if one not in members]
-    return [f"{name}: {one.reason or one.wants_out or 'has ended'}" for one, name in gone]
-
-
-def _joined(before: Sequence[tuple[Worker, str]], members: Collection[Worker]) -> list[str]:
     known = [one for one, _ in before]
-    return [str(one.slot) for one in members if one not in known]
+    left = [f"{name}: {one.reason or one.wants_out or 'has ended'}" for one, name in gone]
+    return left, [str(one.slot) for one in members if one not in known]
 
 
 FORM_SECONDS = 20.0
@@ -110,6 +104,7 @@ class State(Enum):
     ENDED = "ended"
 
 
+SAME_STEP, SAME_STEP_LOST = 3, 10  # crashes, and losses of any kind, without a step that end the job
 UP = (State.FORMING, State.SYNCING, State.TRAINING, State.STOPPING)
 
 
@@ -126,7 +121,9 @@ class Worlds:
         self.unentered = 0  # worlds in a row that the same workers could not enter
         self.was_up, self.why_broken = False, ""  # whether the last world that broke had trained, and why
         self.stalled = ""  # why no worker made progress, if that broke the world
-        self.log, self.crashes = ChangeLog(), Crashes()
+        self.log = ChangeLog()
+        self._broke_at: list[tuple[int, Hashable]] = []  # worlds, and where their survivors stood
+        self._lost_in: dict[int, bool] = {}  # worlds that lost a worker, and whether one crashed
         self._names: set[str] = set()
         self._unentered_by: set[str] = set()
         self._deadline = self._left_since = float("inf")
@@ -143,36 +140,74 @@ class Worlds:
         return self._roster.at(*IN_WORLD)
 
     def open(
-        self, arranged: Sequence[Candidate], source: Source, purpose: Purpose, now: float, *, why: str = ""
+        self, workers: Sequence[Worker], source: Source, purpose: Purpose, now: float, *, why: str = ""
     ) -> None:
         """Let workers enter the next world, in the order of ranks."""
-        workers = [worker for one in arranged if (worker := self._roster.find(one.worker))]
         change = self.log.describe(workers, now)
-        where = arranged[0].place if source == "root" else ("checkpoint", self._place)
+        members = tuple(self._member(rank, one) for rank, one in enumerate(workers))
+        where = members[0].place if source == "root" else ("checkpoint", self._place)
         names = {worker.name for worker in workers}
         if self._is_broken:
-            self.crashes.broke(self.generation, where)
+            self._broke_at = [*self._broke_at, (self.generation, where)][-SAME_STEP_LOST:]
         is_same = self._is_broken and (names, where) == (self._names, self._where)
         self.same_failures = self.same_failures + 1 if is_same else 0
         self._names, self._where, self._liveness = names, where, None
         self.generation += 1
         for rank, worker in enumerate(workers):
-            worker.generation, worker.rank, worker.stage, worker.since = (
-                self.generation,
-                rank,
-                Stage.ENTERING,
-                now,
+            worker.generation, worker.rank = self.generation, rank
+            worker.stage, worker.since = Stage.ENTERING, now
+        self.state, self._is_broken, self.stalled = State.FORMING, False, ""
+        self._deadline = now + FORM_SECONDS + len(workers) ** 2 * FORM_SECONDS_A_PAIR
+        hosts = [worker.slot.host for worker in workers]
+        machines = {(one.slot.host, one.hello.machine) for one in workers if one.hello}
+        worlds = []
+        for rank, host in enumerate(hosts):
+            local_rank = hosts[:rank].count(host)
+            peers = [one for one in dict.fromkeys(hosts) if hosts.count(one) > local_rank]
+            worlds.append(
+                World(
+                    generation=self.generation,
+                    rank=rank,
+                    size=len(workers),
+                    local_rank=local_rank,
+                    local_size=hosts.count(host),
+                    cross_rank=peers.index(host),
+                    cross_size=len(peers),
+                    host=host,
+                    store=("", 0),
+                    one_host=len(machines) == 1,
+                    salt="",
+                    source=source,
+                    purpose=purpose,
+                    why=why,
+                    members=members,
+                    change=change,
+                    run_dir=self._run_dir,
+                )
             )
-        self.state, self._deadline, self._is_broken, self.stalled = (
-            State.FORMING,
-            now + FORM_SECONDS + len(workers) ** 2 * FORM_SECONDS_A_PAIR,
-            False,
-            "",
+        self._do(OpenWorld(tuple(worlds)))
+
+    def _member(self, rank: int, one: Worker) -> MemberInfo:
+        assert one.hello is not None  # it is ready
+        assert one.ready is not None
+        host, place, is_new = one.slot.host, one.ready.place, self.log.is_new(one)
+        return MemberInfo(
+            worker=one.name, rank=rank, host=host, pid=one.hello.pid, place=place, is_new=is_new
         )
-        worlds = describe_worlds(
-            arranged, self.generation, source, purpose, change, why=why, run_dir=self._run_dir
+
+    def lost(self, generation: int, *, crashed: bool) -> None:
+        """Take note that a world lost a worker; that it crashed may be known only after the next began."""
+        self._lost_in[generation] = crashed or self._lost_in.get(generation, False)
+
+    def breaks_again(self, count: int, *, crashed: bool) -> bool:
+        """Return whether the last worlds, so many, all lost a worker at one place, by a crash or any way."""
+        last = self._broke_at[-count:]
+        kinds = (True,) if crashed else (True, False)
+        return (
+            len(last) == count
+            and len({where for _, where in last}) == 1
+            and all(self._lost_in.get(generation) in kinds for generation, _ in last)
         )
-        self._do(OpenWorld(worlds))
 
     def formed(self, worker: Worker, now: float) -> None:
         """Take note that Horovod is up on a worker."""
@@ -205,7 +240,8 @@ class Worlds:
             for worker in members:
                 if worker.state:
                     self._liveness.beat(worker.rank, worker.state._replace(age_seconds=0.0), now)
-            self._do(Say(self._describe(members, now)))
+            training = f"training with {counted(len(members), 'worker')} (world {self.generation})"
+            self._do(Say(training + self.log.say(members, now)))
             self.log.settle(members)
 
     def beat(self, worker: Worker, state: WorkerState, now: float) -> None:
@@ -244,9 +280,8 @@ class Worlds:
             self.unentered = self.unentered + 1 if self._names == self._unentered_by else 1
             self._unentered_by = self._names
         for worker in self.members:
-            self._do(Send(worker.name, Abort(generation=self.generation, why=why)))
-            if worker.stage is Stage.ENTERING:
-                self._do(Send(worker.name, Retry(generation=self.generation)))
+            again = worker.stage is Stage.ENTERING
+            self._do(Send(worker.name, Abort(generation=self.generation, why=why, again=again)))
 
     def judge(self, now: float) -> list[tuple[Worker, str]]:
         """Return the workers that must be given up now, with the reason; the world may break."""
@@ -299,27 +334,8 @@ class Worlds:
             is_long = worker.state is not None and worker.state.is_long and not worker.is_silent(now)
             limit = max(LONG_FACTOR * stall, LONG_SECONDS) if is_long else stall
             if now - self._left_since >= limit:
-                doing = f"; it was {worker.state}" if worker.state else ""
-                lost.append((worker, f"did not leave the world within {limit:.0f} s{doing}"))
+                lost.append((worker, f"did not leave the world within {limit:.0f} s{worker.doing}"))
         return lost
-
-    def ticks(self) -> list[float]:
-        """Return when something is due."""
-        return [self._deadline] if self.state is State.FORMING else []
-
-    def _describe(self, members: Collection[Worker], now: float) -> str:
-        text = f"training with {counted(len(members), 'worker')}"
-        changed = self.log.describe_all(members)
-        if changed is None:
-            return f"{text} (world {self.generation})"
-        left, joined = changed
-        parts = [f"left: {'; '.join(left)}"] if left else []
-        parts += [f"joined: {', '.join(joined)}"] if joined else []
-        parts += [f"cause: {self.log.cause}"] if not parts and self.log.cause else []
-        paused = self.log.seconds(now)
-        return f"{text} (world {self.generation}) after {paused:.1f} s" + "".join(
-            f"; {part}" for part in parts
-        )
 
 
 def _describe_silence(worker: Worker, now: float) -> str:

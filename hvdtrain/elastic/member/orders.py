@@ -21,7 +21,6 @@ from hvdtrain.elastic.messages import (
     Hello,
     Leave,
     Refuse,
-    Retry,
     Stop,
 )
 from hvdtrain.elastic.watch.connections import machine_id
@@ -149,10 +148,8 @@ class Orders:
             match message:
                 case EnterWorld(world=world) if self.is_waiting and world.generation > self.generation:
                     self._next, self.generation, self.change = world, world.generation, ""
-                case Abort(generation=generation, why=why) if generation == self.generation:
-                    return self._give_up(why)
-                case Retry(generation=generation) if generation == self.generation:
-                    return self._give_up("not all of the workers came up") or self.is_waiting
+                case Abort(generation=generation, why=why, again=again) if generation == self.generation:
+                    return self._give_up(why) or (again and self.is_waiting)
                 case ChangeWorld(generation=generation, why=why) if generation == self.generation:
                     self.change = why or "the workers change"
                 case Stop(signal=number, why=why):

@@ -35,7 +35,6 @@ from hvdtrain.elastic.messages import (
     LeftWorld,
     Ready,
     Refuse,
-    Retry,
     Stop,
     Synced,
     Welcome,
@@ -277,23 +276,22 @@ def test_abort_reaches_a_training_thread_in_a_collective(driver, join, monkeypat
     assert not worker.client.change_wanted()
 
 
-@pytest.mark.parametrize("order", [Abort(generation=1, why="x"), Retry(generation=1)])
-def test_a_world_that_is_given_up_before_it_is_taken_is_dropped(order):
+def test_a_world_that_is_given_up_before_it_is_taken_is_dropped():
     orders = Orders(abort=pytest.fail)
     orders.begin_waiting()
     assert not orders.take(EnterWorld(world=world(1)))
-    assert orders.take(order)  # it says again that it is ready
+    assert orders.take(Abort(generation=1, why="x"))  # it says again that it is ready
     assert not orders.take(EnterWorld(world=world(1)))
     orders.take(EnterWorld(world=world(2)))
     assert orders.wait().generation == 2
 
 
-def test_retry_asks_a_worker_that_waits_to_say_it_again(driver, join):
+def test_a_worker_that_waits_says_it_again_if_it_is_to(driver, join):
     worker = join()
     worker.enter(driver)
     worker.ready(place=(5, 0))
     driver.expect(Ready)
-    driver.say(Retry(generation=1))
+    driver.say(Abort(generation=1, why="no route", again=True))
     assert driver.expect(Ready).place == TrainingPosition(5)
 
 

@@ -18,7 +18,6 @@ from hvdtrain.elastic.messages import (
     Leaving,
     LeftWorld,
     Refuse,
-    Retry,
     Synced,
     Welcome,
 )
@@ -323,7 +322,8 @@ def test_a_member_that_has_not_entered_yet_is_told_to_try_again():
     play.ready("w1")
     play.ready("w2")
     play.take(Lost("w2"))
-    assert play.told("w1", Retry)[-1].generation == 2
+    aborted = play.told("w1", Abort)[-1]
+    assert (aborted.generation, aborted.again) == (2, True)
 
 
 def test_a_world_that_does_not_form_is_tried_again_without_the_silent():

@@ -5,7 +5,7 @@ from itertools import pairwise
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 from support.elastic_play import Play
 
 from hvdtrain.elastic.driver.cluster import Limits
@@ -30,7 +30,6 @@ from hvdtrain.elastic.messages import (
     Leave,
     Leaving,
     LeftWorld,
-    Retry,
     Synced,
 )
 from hvdtrain.workers.world import TrainingPosition
@@ -99,7 +98,7 @@ class Jobs(RuleBasedStateMachine):
             self.play.say(name, LeftWorld())
         if isinstance(message, Leave | End):
             self.gone(name, 0 if isinstance(message, Leave) else 3)
-        if isinstance(message, Abort | Retry) and message.generation == worker.generation:
+        if isinstance(message, Abort) and message.generation == worker.generation:
             worker.stage = "between" if worker.stage in IN_WORLD else worker.stage
 
     def gone(self, name, code):
@@ -269,11 +268,6 @@ class Jobs(RuleBasedStateMachine):
         if number == 0:
             self.play.take(Signalled(signal.SIGTERM))
             self.follow()
-
-    @invariant()
-    def has_a_tick_in_the_future(self):
-        if self.play.state != "ended":
-            assert self.play.members.next_tick() > self.play.now
 
     @rule()
     def goes_well(self):
