@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from hvdtrain.tools.doctor.checks_network import diagnose
+from hvdtrain.tools.doctor.checks import diagnose
 from hvdtrain.tools.doctor.report import Finding, Host, Report
 
 DISK = {"path": "runs", "free_mib": 50_000, "error": ""}

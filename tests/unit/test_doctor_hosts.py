@@ -12,9 +12,8 @@ from horovod.runner.http.http_server import KVStoreServer
 
 from hvdtrain.errors import DiscoveryError, EnvironmentFault
 from hvdtrain.host.hostfile import HostSlots
-from hvdtrain.tools.doctor.collect import CheckOptions
+from hvdtrain.tools.doctor.collect import CheckOptions, Listeners, connect, machine_info
 from hvdtrain.tools.doctor.command import discovered
-from hvdtrain.tools.doctor.machine import Listeners, connect, machine_info
 from hvdtrain.tools.doctor.ssh import Coordinator, SshOptions, agent_script
 from hvdtrain.tools.doctor.transports import RendezvousTransport
 

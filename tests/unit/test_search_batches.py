@@ -11,8 +11,7 @@ from hvdtrain.errors import ConfigError, EnvironmentFault
 from hvdtrain.host.cores import is_out_of_memory, taken_bytes
 from hvdtrain.tools.launch import layers_from_json
 from hvdtrain.tools.search import batch_find
-from hvdtrain.tools.search.batch_find import mark
-from hvdtrain.tools.search.batch_sizes import BatchSize, sizes_to_try
+from hvdtrain.tools.search.batch_find import BatchSize, mark, sizes_to_try
 from hvdtrain.tools.search.options import BatchOptions
 from hvdtrain.training_plan import TrainingPlan
 

@@ -10,14 +10,15 @@ import pytest
 from hvdtrain.config import Config
 from hvdtrain.errors import TrainingError, UsageError
 from hvdtrain.tools.search import lr_find
-from hvdtrain.tools.search.learning_rates import (
+from hvdtrain.tools.search.lr_find import (
     BatchScale,
     Curve,
     LearningRates,
     Rise,
+    batch_scale,
+    rising_config,
     smoothed,
 )
-from hvdtrain.tools.search.lr_find import batch_scale, rising_config
 from hvdtrain.training_plan import TrainingPlan
 
 RISE = Rise(1e-5, 10.0, 121)

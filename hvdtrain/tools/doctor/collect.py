@@ -1,16 +1,172 @@
-"""Collect information on every host: alone, over ssh and under a launcher alike."""
+"""What every host collects, alone, over ssh and under a launcher alike, with a listener for the others."""
 
+import contextlib
+import hmac
 import os
+import re
 import secrets
+import shutil
+import socket
+import socketserver
+import struct
+import tempfile
+import threading
+import time
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hvdtrain.tools.doctor.machine import Listeners, connect, machine_info, nearest_existing
+import psutil
+
+from hvdtrain.host.hostfile import interfaces, receive_exactly
+from hvdtrain.host.processes import run_limited
 from hvdtrain.tools.doctor.software import software_info
 from hvdtrain.tools.doctor.transports import Transport
+
+_MIB = 2**20
+_CONNECT_SECONDS = 3.0
+_SESSION_SECONDS = 20.0
+_TOKEN_BYTES = 32
+_MAX_LISTENERS = 4  # interfaces of a host that are tried
+_PROGRAM_SECONDS = 15
+# interfaces of containers and virtual machines, which lead to no other host
+_VIRTUAL = re.compile(r"(lo$|docker|br-|veth|virbr|vmnet|cni|flannel|cali|cilium|lxc|lxd|podman|kube|dummy)")
+# of a card, with the fields of nvidia-smi
+_CARD = {"name": "name", "memory_mib": "memory.total", "driver": "driver_version"}
+
+
+class _Listener(socketserver.ThreadingTCPServer):
+    """Sends its time to who sends the token."""
+
+    daemon_threads, block_on_close, request_queue_size = True, False, 64
+    token = ""
+
+    def finish_request(self, request: Any, client_address: Any) -> None:
+        with contextlib.suppress(OSError, struct.error):
+            request.settimeout(_SESSION_SECONDS)
+            request.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if not hmac.compare_digest(receive_exactly(request, _TOKEN_BYTES), self.token.encode()):
+                return
+            request.sendall(struct.pack(">d", time.time()))
+
+
+class Listeners(contextlib.ExitStack):
+    """Context manager: the listeners of a host, one per interface. Open connections end by themselves."""
+
+    def __init__(self, interfaces: Mapping[str, list[str]]) -> None:
+        super().__init__()
+        token = secrets.token_hex(_TOKEN_BYTES // 2)
+        self.endpoints: dict[str, list[Any]] = {}
+        for name, addresses in list(interfaces.items())[:_MAX_LISTENERS]:
+            with contextlib.suppress(OSError):  # the address has just been removed
+                server = _Listener((addresses[0].partition("/")[0], 0), socketserver.BaseRequestHandler)
+                server.token = token
+                threading.Thread(target=server.serve_forever, args=(0.1,), daemon=True).start()
+                self.callback(server.server_close)
+                self.callback(server.shutdown)
+                self.endpoints[name] = [*server.server_address[:2], token]
+
+
+def connect(endpoint: list[Any]) -> dict[str, Any]:
+    """Connect to one listener of another host.
+
+    Return ``error``: why it failed, empty if the listener answered. If it did, ``clock``: how many seconds
+    its clock is ahead of this host's, and ``trip``: the seconds of the round trip, its uncertainty.
+    """
+    try:
+        address, port, token = endpoint
+        with socket.create_connection((address, port), _CONNECT_SECONDS) as connection:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            sent = time.time()
+            connection.sendall(token.encode())
+            (remote_time,) = struct.unpack(">d", receive_exactly(connection, 8))
+            received = time.time()
+        return {"error": "", "clock": remote_time - (sent + received) / 2, "trip": received - sent}
+    except TimeoutError:
+        return {"error": "no answer"}
+    except (OSError, struct.error) as error:
+        return {"error": (getattr(error, "strerror", None) or str(error)).lower()}
+
+
+def machine_info(run_dir: Path) -> dict[str, Any]:
+    """Return what a host reports about itself, in JSON's types. The run directory need not exist yet."""
+    own = socket.gethostname()
+    directory = ""
+    with contextlib.suppress(OSError):  # it was removed
+        directory = os.getcwd()
+    return {
+        "hostname": own,
+        "addresses": addresses_of(own),
+        "own_addresses": sorted(_own_addresses()),
+        "interfaces": {name: texts for name, texts in interfaces().items() if not _VIRTUAL.match(name)},
+        "directory": directory,
+        "disks": {
+            "run directory": _disk(run_dir),
+            "temporary directory": _disk(Path(tempfile.gettempdir())),
+            "/dev/shm": _disk(Path("/dev/shm")),
+        },
+        "cores": len(os.sched_getaffinity(0)),
+        "gpus": _gpus(),
+    }
+
+
+def addresses_of(name: str) -> list[str]:
+    """Return the IPv4 addresses that a name resolves to on this host; empty if it does not resolve."""
+    with contextlib.suppress(OSError, UnicodeError):
+        return sorted({str(info[4][0]) for info in socket.getaddrinfo(name, None, socket.AF_INET)})
+    return []
+
+
+def is_this_host(name: str) -> bool:
+    """Return whether a name resolves to an address of this host."""
+    own = _own_addresses()
+    return any(address in own or address.startswith("127.") for address in addresses_of(name))
+
+
+def nearest_existing(path: Path) -> Path:
+    """Return the path if it exists, else its nearest parent that does."""
+    path = Path(os.path.abspath(path))
+    while not path.exists() and path != path.parent:
+        path = path.parent
+    return path
+
+
+def _own_addresses() -> set[str]:
+    entries = [entry for entries in psutil.net_if_addrs().values() for entry in entries]
+    return {entry.address for entry in entries if entry.family == socket.AF_INET}
+
+
+def _disk(path: Path) -> dict[str, Any]:
+    """Return the free space where a path is or would be, and why a page cannot be written there."""
+    found: dict[str, Any] = {"path": str(path), "free_mib": 0, "error": ""}
+    try:
+        folder = nearest_existing(path)
+        found["free_mib"] = shutil.disk_usage(folder).free // _MIB
+        with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
+            file.write(b"\0" * 4096)
+    except OSError as error:
+        found["error"] = error.strerror or str(error)
+    return found
+
+
+def _gpus() -> dict[str, Any]:
+    """Return the cards that nvidia-smi lists, or its error."""
+    if (program := shutil.which("nvidia-smi")) is None:
+        return {"cards": [], "error": ""}
+    with contextlib.suppress(OSError):
+        words = [program, f"--query-gpu={','.join(_CARD.values())}", "--format=csv,noheader,nounits"]
+        done = run_limited(words, _PROGRAM_SECONDS)
+        if done.code == 0:
+            rows = [[word.strip() for word in line.split(",")] for line in done.output.splitlines()]
+            cards = [dict(zip(_CARD, row, strict=True)) for row in rows if len(row) == len(_CARD)]
+            return {"cards": cards, "error": ""}
+        if done.code is not None:
+            return {"cards": [], "error": (done.output + done.errors).strip().partition("\n")[0][:200]}
+    return {"cards": [], "error": "nvidia-smi does not respond"}
+
 
 _STEP_SECONDS = 20.0
 _MAX_CONNECTING_THREADS = 32

@@ -27,7 +27,7 @@ from hvdtrain.host.launcher import (
     workers_on_this_host,
 )
 from hvdtrain.host.processes import end_with_parent, run_limited
-from hvdtrain.tools.doctor.checks_network import add_horovod_result, diagnose
+from hvdtrain.tools.doctor.checks import add_horovod_result, diagnose
 from hvdtrain.tools.doctor.collect import CheckOptions, collect, collect_host_info
 from hvdtrain.tools.doctor.report import Diagnosis, Finding, Host, Report, show, to_json
 from hvdtrain.tools.doctor.ssh import Coordinator, PipeTransport, SshOptions, run_agent

@@ -18,8 +18,7 @@ from typing import IO, Any, NamedTuple, cast
 from hvdtrain.errors import EnvironmentFault
 from hvdtrain.host.hostfile import HostSlots
 from hvdtrain.host.processes import kill_group, start_group
-from hvdtrain.tools.doctor.collect import CheckOptions, collect, collect_host_info
-from hvdtrain.tools.doctor.machine import is_this_host
+from hvdtrain.tools.doctor.collect import CheckOptions, collect, collect_host_info, is_this_host
 from hvdtrain.tools.doctor.report import Finding
 from hvdtrain.tools.doctor.transports import Transport
 

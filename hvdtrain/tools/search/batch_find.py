@@ -8,13 +8,14 @@ import re
 import threading
 import time
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-from hvdtrain.config import Layer
+from hvdtrain.config import Config, Layer
 from hvdtrain.errors import EnvironmentFault
 from hvdtrain.host.cores import free_bytes, is_out_of_memory, taken_bytes
 from hvdtrain.host.hostfile import parse_host_list
@@ -23,6 +24,7 @@ from hvdtrain.jobs.compatibility import Job, check
 from hvdtrain.jobs.failures import interruptible
 from hvdtrain.jobs.opening.start import check_may_be_elastic, settle
 from hvdtrain.storage.files import exchange_folder
+from hvdtrain.storage.text import counted
 from hvdtrain.tools.blocks import OpenRun, Recorder, bench_config, opened_run, run_block, steps_of_block
 from hvdtrain.tools.launch import (
     check_slots,
@@ -33,9 +35,147 @@ from hvdtrain.tools.launch import (
     run_worker,
 )
 from hvdtrain.tools.output import check_writable, config_files, said_if_interrupted, say, show_found
-from hvdtrain.tools.search import batch_sizes
-from hvdtrain.tools.search.batch_sizes import BatchSize, BatchSizes, Tried
 from hvdtrain.tools.search.options import BatchOptions
+
+VERSION = 1
+_MOST = 8
+_LEAST_RATIO = 1.5  # from one micro-batch to the next
+_MIB = 2**20
+
+
+@dataclass(frozen=True)
+class BatchSize:
+    """How a worker's part of a global batch is computed; ``global_batch`` if the job states it."""
+
+    micro_batch: int
+    accumulate: int
+    global_batch: int | None = None
+
+    @property
+    def values(self) -> Mapping[str, Any]:
+        """The config fields; the learning rate and its base batch follow from them as before."""
+        if self.global_batch is None:
+            return {"batch_size": self.micro_batch, "accumulate": self.accumulate}
+        return {"global_batch_size": self.global_batch, "accumulate": self.accumulate}
+
+    @property
+    def options(self) -> str:
+        """The same as options of the command line."""
+        return " ".join(f"--{name.replace('_', '-')} {value}" for name, value in self.values.items())
+
+
+def batch_size_of(config: Config, workers: int, accumulate: int | None = None) -> BatchSize:
+    """Return the micro-batch of a job as it is, or with other micro-batches per step."""
+    count, whole = accumulate or config.accumulate, config.global_batch_size
+    if whole is None:
+        return BatchSize(config.batch_size * config.accumulate // count, count)
+    return BatchSize(-(-whole // (workers * count)), count, whole)
+
+
+def sizes_to_try(config: Config, workers: int) -> list[BatchSize]:
+    """Return micro-batches with the job's global batch, the smallest first; the job's own is among them."""
+    if config.global_batch_size is None:
+        samples = config.batch_size * config.accumulate
+        counts = [count for count in range(1, samples + 1) if samples % count == 0]
+    else:
+        counts = [1 << power for power in range((config.global_batch_size // workers).bit_length())]
+    own, kept = batch_size_of(config, workers), list[BatchSize]()
+    for size in (batch_size_of(config, workers, count) for count in counts):
+        if not kept or kept[-1].micro_batch >= _LEAST_RATIO * size.micro_batch or size == own:
+            kept.append(size)
+    return sorted({*kept[:_MOST], own}, key=lambda size: size.micro_batch)
+
+
+@dataclass(frozen=True)
+class Tried:
+    """A micro-batch that was tried."""
+
+    size: BatchSize
+    samples_per_second: float | None = None  # of all workers together; None if it was not measured
+    host_bytes: int = 0  # the most memory that the workers of a host took
+    device_bytes: int | None = None  # the most that a worker took on its GPU; None on the CPU
+    problem: str = ""  # why it was not measured
+    lacks_memory: bool = False  # whether that is because memory did not suffice
+
+    def row(self) -> str:
+        """Return it as a row of the table."""
+        place = f"  {self.size.micro_batch:>11}  {self.size.accumulate:>10}"
+        if self.samples_per_second is None:
+            return f"{place}  {self.problem}"
+        on_device = "" if self.device_bytes is None else f"  {self.device_bytes / _MIB:>7,.0f} MiB"
+        return f"{place}  {self.samples_per_second:>11,.1f}  {self.host_bytes / _MIB:>7,.0f} MiB{on_device}"
+
+
+@dataclass(frozen=True)
+class BatchSizes:
+    """What ``batch-find`` found."""
+
+    task: str  # the task's name or path
+    device: str  # what it was computed on; empty if nothing was measured
+    workers: int  # number of workers
+    own: BatchSize  # the job as it is
+    tried: Sequence[Tried]  # what was tried, the smallest micro-batch first
+    limit: int  # how much memory the workers of a host could take
+
+    @property
+    def global_batch(self) -> int:
+        """Samples of a step, which all micro-batches have in common."""
+        return self.own.global_batch or self.own.micro_batch * self.own.accumulate * self.workers
+
+    @property
+    def fitting(self) -> list[Tried]:
+        """What was measured."""
+        return [one for one in self.tried if one.samples_per_second is not None]
+
+    @property
+    def largest(self) -> Tried | None:
+        """The largest micro-batch that fits."""
+        return max(self.fitting, key=lambda one: one.size.micro_batch, default=None)
+
+    @property
+    def fastest(self) -> Tried | None:
+        """The fastest micro-batch that fits."""
+        return max(self.fitting, key=lambda one: one.samples_per_second or 0.0, default=None)
+
+    def describe(self) -> str:
+        """Return it as the text that is shown."""
+        title = f"batch-find: {self.task} with {self.device or 'nothing measured'}"
+        on_device = any(one.device_bytes is not None for one in self.tried)
+        lines = [
+            f"{title}, {counted(self.workers, 'worker')}, global batch {self.global_batch}",
+            f"  {'micro-batch':>11}  {'accumulate':>10}  {'samples/s':>11}  {'host':>11}"
+            + (f"  {'GPU':>11}" if on_device else ""),
+            *(one.row() + ("  the job as it is" if one.size == self.own else "") for one in self.tried),
+            f"a host's workers may take {self.limit / _MIB:,.0f} MiB of memory",
+        ]
+        if self.largest is None:
+            return "\n".join([*lines, "no micro-batch fits: use a smaller model, or more workers"])
+        lines.append(f"largest that fits: {self.largest.size.options}")
+        if self.fastest is not None:
+            lines.append(f"fastest:            {self.fastest.size.options}")
+        lines.append(
+            "note: the curve is another one if the model computes something over a micro-batch, such as "
+            "batch norm, or draws random numbers for it, such as dropout's"
+        )
+        return "\n".join(lines)
+
+    def to_document(self) -> dict[str, Any]:
+        """Return the JSON document."""
+        return {
+            "version": VERSION,
+            "task": self.task,
+            "device": self.device,
+            "workers": self.workers,
+            "global_batch": self.global_batch,
+            "limit_bytes": self.limit,
+            "largest": self.largest and dict(self.largest.size.values),
+            "fastest": self.fastest and dict(self.fastest.size.values),
+            "tried": [
+                {name: value for name, value in (vars(one.size) | vars(one)).items() if name != "size"}
+                for one in self.tried
+            ],
+        }
+
 
 _MORE_SECONDS, _FACTOR = 300.0, 10.0  # in addition to the measurement: to start, and to compile
 OUT_OF_MEMORY_CODE = 12  # ENOMEM
@@ -59,11 +199,11 @@ def find_sizes(layers: list[Layer], options: BatchOptions) -> BatchSizes:
     hosts = hosts if options.hosts else f"localhost:{workers}"
     _, config = settle(layers)  # what is wrong is said before workers are started
     check(Job(config, command="batch-find"))
-    own, limit = batch_sizes.batch_size_of(config, workers), options.memory or free_bytes()
+    own, limit = batch_size_of(config, workers), options.memory or free_bytes()
     here = max(host.slots for host in parse_host_list(hosts))
     with interruptible(), exchange_folder(shared=bool(options.hosts)) as folder:
         jobs = _Jobs(layers, options, hosts, folder, limit // min(here, workers))
-        tried = _search(jobs, own, batch_sizes.sizes_to_try(config, workers))
+        tried = _search(jobs, own, sizes_to_try(config, workers))
     tried.sort(key=lambda one: one.size.micro_batch)
     return BatchSizes(config.task, jobs.device, workers, own, tried, limit)
 
