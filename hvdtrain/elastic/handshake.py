@@ -45,11 +45,7 @@ class DriverHandshake:
 
 
 def prove_to_driver(connection: socket.socket, job_key: str, worker: str, seconds: float = _SECONDS) -> None:
-    """Carry out the worker's side of the handshake on a new connection, and check the driver's proof.
-
-    Nothing after the driver's last line is read, each of which is awaited for ``seconds``. The name of the
-    worker is empty if the driver is to give it one.
-    """
+    """Carry out the worker's side of the handshake on a new connection, and check the driver's proof."""
     connection.settimeout(seconds)
     key = _derived(job_key)
     opening = _fields(receive_line(connection), ("nonce",))

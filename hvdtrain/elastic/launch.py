@@ -8,10 +8,7 @@ from typing import Any
 
 
 def run_elastic(args: Any) -> None:
-    """Run an elastic job, and end the launcher with its exit code.
-
-    Until the driver takes signals, no worker has been started, and Ctrl-C ends the launcher at once.
-    """
+    """Run an elastic job, and end the launcher with its exit code."""
     signal.signal(signal.SIGINT, _end_at_once)
     from hvdtrain.elastic.driver.host_job import run_host_job
 

@@ -66,10 +66,7 @@ class LineConnection:
         """Take note that a line was dropped because it is too long."""
 
     def send_bytes(self, line: bytes, *, may_drop: bool = False) -> None:
-        """Send a line without waiting, unless very much is unread at the other end.
-
-        If ``may_drop``, and an earlier line is still on its way, this one is dropped.
-        """
+        """Send a line without waiting, unless very much is unread at the other end."""
         if len(self._outgoing) <= (0 if may_drop else _MAX_OUTGOING_BYTES):
             self._outgoing += line
         self.flush()

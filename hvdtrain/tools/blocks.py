@@ -130,11 +130,7 @@ def whole_rounds(steps: int, every: int) -> int:
 
 
 def bench_config(config: Config) -> Config:
-    """Return the config of a job that trains without an end and leaves nothing behind.
-
-    Evaluations, checkpoints, logs, the recording of steps and comparisons of the workers' parameters are left
-    out, and so is a warm-up of the learning rate during which PowerSGD would not compress.
-    """
+    """Return the config of a job that trains without an end and leaves nothing behind."""
     changes: dict[str, Any] = {
         "epochs": None, "steps": _ENDLESS, "resume": None, "run_dir": None, "save_every": None,
         "keep_best": None, "early_stopping": None, "trace_indices": False, "check_replicas_every": _ENDLESS,

@@ -30,11 +30,7 @@ class Spread:
         return f"{self.median:,.{digits}f} ({self.low:,.{digits}f} to {self.high:,.{digits}f})"
 
     def describe_rounded(self) -> str:
-        """Return the same in no more digits than the range supports.
-
-        The last digit stands for at most a third of half the range, and for a thousandth of the median at
-        least.
-        """
+        """Return the same in no more digits than the range supports."""
         half = max((self.high - self.low) / 2, abs(self.median) * 1e-3)
         place = math.floor(math.log10(half / _FEW)) if half > 0 else 0
         return "{} ({} to {})".format(*(_rounded(one, place) for one in (self.median, self.low, self.high)))

@@ -62,10 +62,7 @@ def make_limits(
     cooldown: tuple[float, float] | None = None,
     environ: Mapping[str, str] = os.environ,
 ) -> Limits:
-    """Return the limits of a job from the options that the user gave; None is for what was not given.
-
-    ``slots`` are those that there are now; if they are fixed, the job does not grow by default.
-    """
+    """Return the limits of a job from the options that the user gave; None is for what was not given."""
     least = wanted if least is None else least
     if most is None:
         most = wanted if is_fixed else max(wanted, min(slots, MOST_WORKERS))

@@ -47,11 +47,7 @@ _LOOPBACK = "127."
 
 
 def interface_for(world: World) -> str:
-    """Return the interface for Gloo's connections: loopback if all workers are on one host.
-
-    Otherwise it is the one with the route to the world's rendezvous, or, on the host of the rendezvous, to
-    a worker of another host. Without such a route it is the first one that other hosts may reach.
-    """
+    """Return the interface for Gloo's connections: loopback if all workers are on one host."""
     by_address = {
         text.partition("/")[0]: name for name, texts in interfaces(loopback=True).items() for text in texts
     }
@@ -78,10 +74,7 @@ _current: list["Membership"] = []
 
 
 class Membership:
-    """A worker's part in an elastic job. Its methods are called by the training thread.
-
-    Arguments are as of ``connect``; attributes of the same names are those of ``Welcome``.
-    """
+    """A worker's part in an elastic job. Its methods are called by the training thread."""
 
     def __init__(
         self,

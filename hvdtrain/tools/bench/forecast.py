@@ -148,10 +148,7 @@ def forecast(measured: Measured, cluster: Cluster) -> Forecast:
 
 
 def counts_for(hosts: int | None, slots: int, *, measured_network: bool) -> list[int]:
-    """Return the numbers of workers to predict for: 2, 4, 8 and so on, and all slots of all hosts.
-
-    Without a number of hosts, they are as 64 workers need. Of a measured network one host is left out.
-    """
+    """Return the numbers of workers to predict for: 2, 4, 8 and so on, and all slots of all hosts."""
     most = slots * (-(-MOST_WORKERS // slots) if hosts is None else hosts)
     powers = [1 << k for k in range(1, most.bit_length())]
     least = slots if measured_network else 1
@@ -159,10 +156,7 @@ def counts_for(hosts: int | None, slots: int, *, measured_network: bool) -> list
 
 
 def parts_of(measured: Measured, cluster: Cluster, end: str = "median") -> Parts:
-    """Return the parts of a step.
-
-    At the end "low" or "high" all that is uncertain makes the step shorter, or longer.
-    """
+    """Return the parts of a step."""
     parts = _without_rest(measured, cluster, end)
     if cluster.workers == 1:
         return parts
@@ -173,10 +167,7 @@ def parts_of(measured: Measured, cluster: Cluster, end: str = "median") -> Parts
 
 
 def rest_of(measured: Measured) -> Spread:
-    """Return what the measured step has in addition to what its parts explain.
-
-    The ends are those of the shortest and the longest block, and nothing if that lies beyond them.
-    """
+    """Return what the measured step has in addition to what its parts explain."""
     parts = explained(measured).step
     rest = measured.step.median - parts
     return Spread(rest, min(0.0, rest, measured.step.low - parts), max(0.0, rest, measured.step.high - parts))
@@ -231,11 +222,7 @@ def _messages(measured: Measured, cluster: Cluster) -> tuple[list[int], bool]:
 
 
 def waiting_growth(before: int, workers: int) -> Spread:
-    """Return how many times as long a step of more workers waits for the slowest of them.
-
-    The likely value is the expected largest of N normal numbers. The ends are those of an exponential tail,
-    and of one worker that is slower than the others in all steps, for which more workers do not wait longer.
-    """
+    """Return how many times as long a step of more workers waits for the slowest of them."""
     if before < 2 or workers < 2:
         return Spread(1.0, 1.0, 1.0)
     quantile = NormalDist().inv_cdf
@@ -279,10 +266,7 @@ def _tree(cluster: Cluster) -> _Hops:
 
 
 def _levels(measured: Measured, cluster: Cluster) -> tuple[int, int]:
-    """Return over how many workers of a host, and then over how many hosts, a large message is summed.
-
-    In one level, 1 and the number of workers: on GPUs, and where hosts have different numbers of workers.
-    """
+    """Return over how many workers of a host, and then over how many hosts, a large message is summed."""
     if cluster.hosts == 1:
         return cluster.workers, 1
     is_flat = measured.on_gpu or cluster.workers % cluster.slots

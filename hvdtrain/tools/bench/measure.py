@@ -61,10 +61,7 @@ def check_rounds(config: Config) -> None:
 def session_alone(
     config: Config, backend: Backend, task_data: TaskData, plan: TrainingPlan, readers: Readers
 ) -> Session:
-    """Return a run of this worker on its own, with batches of the size that it has in the job. Local.
-
-    It has a model of its own, and reads other samples than the other workers do.
-    """
+    """Return a run of this worker on its own, with batches of the size that it has in the job. Local."""
     workers = backend.workers
     changes = {
         "global_batch_size": None,

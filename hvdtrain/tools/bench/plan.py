@@ -210,10 +210,7 @@ class Table:
 
     @property
     def limit(self) -> tuple[str, float]:
-        """The part but for computing that takes most of the largest job's step, and its share of it.
-
-        The text is empty if computing takes nearly all. What is hidden is taken from all of the exchange.
-        """
+        """The part but for computing that takes most of the largest job's step, and its share of it."""
         parts = self.rows[-1].parts
         if parts.compute >= _GOOD * parts.step:
             return "", 1 - parts.compute / parts.step

@@ -182,11 +182,7 @@ class CheckOptions:
 
 
 def collect_host_info(options: CheckOptions, name: str, slots: int, is_leader: bool = True) -> dict[str, Any]:
-    """Return what an agent reports about its host. Local.
-
-    Loading the frameworks takes seconds, everything else milliseconds. An agent that is not the leader of its
-    host reports only about itself.
-    """
+    """Return what an agent reports about its host. Local."""
     identity = {"name": name, "slots": slots, "is_leader": is_leader, "process": os.getpid()}
     if not is_leader:
         return identity

@@ -162,11 +162,7 @@ def _first_of(names: tuple[str, ...], otherwise: str) -> str:
 
 
 def start_horovod(transport: Transport, framework: str) -> dict[str, Any]:
-    """Collective. Start Horovod on all workers, for one all-reduce.
-
-    Return ``workers`` and ``controller``. If Horovod did not start: ``errors``, the error of each rank, an
-    empty text if it had none.
-    """
+    """Collective. Start Horovod on all workers, for one all-reduce."""
     result: dict[str, Any] = {}
 
     def run() -> None:

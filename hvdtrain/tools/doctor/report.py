@@ -96,11 +96,7 @@ def compare(
     *,
     missing: str = "not installed",
 ) -> list[Finding]:
-    """Compare one value across the hosts; a host that differs from the majority gets the status.
-
-    If several values are equally frequent, the one that comes first in the order of hosts is expected.
-    ``missing`` is shown for an empty value.
-    """
+    """Compare one value across the hosts; a host that differs from the majority gets the status."""
     values = [(host.name, value_of(info) or missing) for host, info in report.responding]
     counts = Counter(value for _, value in values)
     expected = max(counts, key=counts.__getitem__, default="")  # of equal counts, the first

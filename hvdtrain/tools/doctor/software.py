@@ -78,11 +78,7 @@ def _run_probe(code: str, seconds: float) -> dict[str, Any]:
 
 
 def software_info(frameworks: tuple[str, ...], seconds: float) -> dict[str, Any]:
-    """Return what is installed, and whether it loads, each framework within some seconds.
-
-    ``versions`` have texts that must be equal on all hosts, ``horovod`` the error of loading each installed
-    framework's extension, which is empty if it loads.
-    """
+    """Return what is installed, and whether it loads, each framework within some seconds."""
     build = installed_build()
     installed = {name: found for name in frameworks if (found := installed_framework(name))}
     names = [*installed, *(["mpi4py"] if package_folder("mpi4py") else [])]

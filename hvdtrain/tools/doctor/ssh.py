@@ -218,10 +218,7 @@ class Coordinator:
         self._received.put((index, None))
 
     def _collect_step(self, agents: list[_Agent], live: set[int]) -> tuple[str, list[Any]]:
-        """Return the name and the answers of the next step.
-
-        Agents that have ended, or do not answer in time, are removed from ``live``.
-        """
+        """Return the name and the answers of the next step."""
         step, values, waiting = "", [None] * len(agents), set(live)
         until = time.monotonic() + self._options.timeout_seconds + _LOGIN_SECONDS
         while waiting:

@@ -32,10 +32,7 @@ def wait_until(condition: Callable[[], bool], timeout_seconds: float) -> bool:
 
 
 class Transport(ABC):
-    """Exchange of values between agents, step by step. All agents go through the same steps.
-
-    ``answers`` has for each step one answer per agent; None for an agent that did not answer in time.
-    """
+    """Exchange of values between agents, step by step. All agents go through the same steps."""
 
     title: str
     is_stuck = False  # whether the end of the process would wait for Horovod, or for an agent that was late

@@ -38,10 +38,7 @@ _DROP = "iptables -w -{0} INPUT -j DROP; iptables -w -{0} OUTPUT -j DROP"
 
 
 class Drill:
-    """Learn a smooth map of random numbers; the curve does not depend on the number of workers.
-
-    ``disturb`` is what one worker does to itself, its rank and the step, such as "kill@1#60".
-    """
+    """Learn a smooth map of random numbers; the curve does not depend on the number of workers."""
 
     loss = "mse"
     defaults: ClassVar = {

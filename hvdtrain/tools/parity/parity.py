@@ -120,11 +120,7 @@ def check_task(task_class: Any, name: str) -> None:
 def layer_paths(
     walked: Iterable[tuple[str, int]], arrays: Iterable[tuple[str, str]], renaming: Callable[[str], str]
 ) -> dict[int, str]:
-    """Return the portable path of each layer, by its identity.
-
-    A layer is found under several own paths where it is shared; the one that its arrays go by is taken.
-    ``walked`` has own path and identity of each layer from the model down, ``arrays`` own and portable names.
-    """
+    """Return the portable path of each layer, by its identity."""
     known: dict[str, str] = {}
     for own, portable in arrays:
         own_parts, parts = own.split("/"), portable.split("/")

@@ -53,11 +53,7 @@ def _last_ranks(waits: Mapping[int, Sequence[StepWait]]) -> dict[int, int]:
 
 
 def self_seconds(recording: Recording) -> dict[str, float]:
-    """Return the seconds of each operation of a worker in its steps, by name.
-
-    Of a device it is the time of its work. On the host it is the operation's own time, without that of
-    operations which it called in the same thread.
-    """
+    """Return the seconds of each operation of a worker in its steps, by name."""
     kinds = {span.kind for span in recording.operations.spans}
     kind = KERNEL if KERNEL in kinds else OPERATION
     steps = [(p.begin_ns, p.end_ns) for p in recording.phases if p.name == TRAINING]
@@ -96,11 +92,7 @@ def _own(spans: list[Operation], steps: list[tuple[int, int]] | None) -> list[tu
 
 
 def find_costs(recordings: Sequence[Recording]) -> dict[str, Any]:
-    """Return what the recorded steps cost, as ``costs.json`` has it; docs/profile.md describes it.
-
-    Times are means over the workers. Costs are sorted, the largest first; they do not overlap, and their
-    shares add up to 1.
-    """
+    """Return what the recorded steps cost, as ``costs.json`` has it; docs/profile.md describes it."""
     steps = sorted({step for recording in recordings for step in recording.steps})
     seconds = statistics.fmean((r.end_ns - r.begin_ns) / 1e9 for r in recordings)
     waits = waits_by_rank(recordings)
@@ -207,10 +199,7 @@ _TRACKS = 1_000_000  # places of a process
 
 
 def build_trace(recordings: Sequence[Recording]) -> Event:
-    """Return the trace of all workers: each is a process, and Horovod's timeline is one after them.
-
-    Times are microseconds since the recording began on rank 0, by its clock.
-    """
+    """Return the trace of all workers: each is a process, and Horovod's timeline is one after them."""
     begin_ns = min(recording.common(recording.begin_ns) for recording in recordings)
     end_ns = max(recording.common(recording.end_ns) for recording in recordings)
     events: list[Event] = []
@@ -247,10 +236,7 @@ def _of_worker(recording: Recording, begin_ns: int) -> Iterator[Event]:
 def _of_horovod(
     timeline: Iterable[Mapping[str, Any]], process: int, begin_ns: int, end_ns: int
 ) -> Iterator[Event]:
-    """Yield what the timeline has between two times: in it each tensor is a process, here a track.
-
-    A span whose beginning or end was not recorded is left out.
-    """
+    """Yield what the timeline has between two times: in it each tensor is a process, here a track."""
     epoch_us, places = 0, dict[int, int]()
     open_spans: dict[int, list[tuple[str, int]]] = defaultdict(list)
     for event in timeline:
