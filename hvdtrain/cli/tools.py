@@ -179,8 +179,6 @@ def doctor(debug: bool, **options: Any) -> None:
 @click.option("-H", "--hosts", metavar="HOSTS", help="Hosts and their slots, such as host1:2,host2:2.")
 @click.option("--hostfile", type=ExpandedPath(), metavar="FILE", help="The same from a host file.")
 @click.option("--workers", type=click.IntRange(2, 64), help="Number of workers. [all slots; 3 on this host]")
-@click.option("--hosts-may-fail", is_flag=True,
-              help="Also cut off the last host for 45 seconds, with iptables.")  # fmt: skip
 @click.option("--folder", default="drill", help="Folder for the runs, which all hosts share. [drill]")
 @click.option("--keep", is_flag=True, help="Keep the runs, also if nothing was lost.")
 @click.option("--json", "json_path", type=ExpandedPath(), metavar="FILE", help="Write a JSON document, too.")

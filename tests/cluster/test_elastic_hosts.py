@@ -114,8 +114,7 @@ def test_workers_come_and_go_with_the_hosts(cluster, folder):
 @pytest.mark.timeout(1200)
 def test_a_drill_on_three_hosts_loses_nothing(cluster, folder):
     words = [sys.executable, "-m", "hvdtrain", "drill", "-H", cluster.words(), "--framework", "tf"]
-    options = ["--hosts-may-fail", "--folder", str(folder / "drill"), "--json", str(folder / "drill.json")]
+    options = ["--folder", str(folder / "drill"), "--json", str(folder / "drill.json")]
     result = cluster.head.run([*words, *options], cwd=folder, timeout=1100, PYTHONPATH=str(ROOT))
     assert result.returncode == 0, result.output[-6000:]
-    cases = {case["case"]: case for case in json.loads(read(folder / "drill.json"))["cases"]}
-    assert cases["a host is cut off"]["recovery_seconds"] > 0
+    assert json.loads(read(folder / "drill.json"))["lost"] == 0

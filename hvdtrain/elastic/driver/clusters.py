@@ -139,7 +139,7 @@ LOOPBACK = "127.0.0.1"
 
 
 class HostCluster:
-    """Hosts, in whose slots the driver starts workers. Only ``close`` waits."""
+    """Hosts, in whose slots the driver starts workers. Nothing here waits."""
 
     def __init__(
         self,
@@ -163,18 +163,12 @@ class HostCluster:
         self.addresses: Sequence[tuple[str, int]] = ()
         self._options, self._job_key = options, job_key
         self._address_for: dict[str, str] = {}
-        self._running: dict[str, WorkerProcess] = {}
 
     def start(self, worker: str, slot: Slot, on_exit: Callable[[int], None]) -> WorkerProcess:
         """Start a worker; another thread calls ``on_exit`` with its code, that of a signal is negative."""
         environ = job_environment(self._options.environ, self._job_key, self.addresses)
-
-        def ended(code: int) -> None:
-            del self._running[worker]
-            on_exit(code)
-
-        process = self._running[worker] = WorkerProcess()
-        start_worker(replace(self._options, environ=environ), worker, slot, ended, process)
+        process = WorkerProcess()
+        start_worker(replace(self._options, environ=environ), worker, slot, on_exit, process)
         threading.Thread(target=self.find_way_to, args=(slot.host,), daemon=True).start()
         return process
 
@@ -199,22 +193,6 @@ class HostCluster:
     def say(self, text: str) -> None:
         """Tell the user, on standard error."""
         say(text)
-
-    def close(self, seconds: float) -> list[str]:
-        """Wait until all workers have ended; then kill the others, and return their names."""
-        left = self._wait(seconds)
-        for worker in left:
-            if process := self._running.get(worker):
-                process.kill()
-        if left:
-            self._wait(10.0)
-        return left
-
-    def _wait(self, seconds: float) -> list[str]:
-        deadline = time.monotonic() + seconds
-        while self._running and time.monotonic() < deadline:
-            time.sleep(0.02)
-        return list(self._running)
 
 
 def _addresses_of(names: Sequence[str]) -> list[str]:

@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,7 +36,16 @@ from hvdtrain.elastic.driver.events import (
 from hvdtrain.elastic.driver.membership import Members
 from hvdtrain.elastic.driver.worlds import State
 from hvdtrain.elastic.links import Link, Links
-from hvdtrain.elastic.messages import DriverBeat, End, EnterWorld, Hello, KillProcess, Refuse, from_worker
+from hvdtrain.elastic.messages import (
+    DriverBeat,
+    End,
+    EnterWorld,
+    FromDriver,
+    Hello,
+    KillProcess,
+    Refuse,
+    from_worker,
+)
 from hvdtrain.elastic.watch.connections import BEAT_SECONDS
 from hvdtrain.host.hostfile import HostSlots
 from hvdtrain.workers.world import World, world_key
@@ -47,8 +57,30 @@ if TYPE_CHECKING:  # they need Horovod
 STATE_VARIABLE = "HVDTRAIN_ELASTIC_STATE"
 _FAR_SECONDS = 1.0  # after which a process that was killed, and is still there, is looked for on its host
 _STOPPED_SECONDS = 3 * BEAT_SECONDS  # a turn of the loop that takes so much longer: this process was stopped
-_KILLED_SECONDS = 5.0
+_KILLED_SECONDS = 10.0
 _TURN_SECONDS = 0.1  # after which the loop looks at what is due
+
+
+@dataclass
+class _Known:
+    """A worker that was started."""
+
+    slot: Slot
+    process: "WorkerProcess | None" = None  # None if it could not be started
+    has_exited: bool = False
+    link: Link | None = None  # while it is connected
+    hello: Hello | None = None
+    look_at: float = float("inf")  # when to look for it on its host, once it was killed
+
+    @property
+    def is_there(self) -> bool:
+        """Whether it may still be there."""
+        return self.link is not None or self.is_running
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the process that started it here runs."""
+        return self.process is not None and not self.has_exited
 
 
 class Driver:
@@ -68,12 +100,7 @@ class Driver:
         cluster.addresses = self._links.addresses
         self._members = Members(limits, time.monotonic(), job=secrets.token_hex(8), command=command)
         self._events: deque[Event] = deque()  # from other threads and signal handlers, too
-        self._processes: dict[str, WorkerProcess] = {}
-        self._exited: set[str] = set()  # workers whose end was reported
-        self._by_name: dict[str, Link] = {}
-        self._hellos: dict[str, Hello] = {}
-        self._slots: dict[str, Slot] = {}
-        self._far: dict[str, float] = {}  # workers that were killed, and when to look for them
+        self._workers: dict[str, _Known] = {}
         self._hosts: Sequence[HostSlots] = ()
         self._store: WorldStore | None = None
         self._finish: Finish | None = None
@@ -127,9 +154,9 @@ class Driver:
             self._take(Discovered(hosts))
 
     def _beat(self) -> None:
-        for name, link in self._by_name.items():
-            if self._members.hears(name):
-                link.send(DriverBeat(), may_drop=True)
+        for name, one in self._workers.items():
+            if one.link is not None and self._members.hears(name):
+                one.link.send(DriverBeat(), may_drop=True)
 
     def _receive(self, received: Sequence[tuple[Link, bytes]]) -> None:
         for link, line in received:
@@ -142,7 +169,7 @@ class Driver:
                 self._take(Heard(link.worker, message))
         for link in self._links.closed():
             if link.worker:
-                self._by_name.pop(link.worker, None)
+                self._workers[link.worker].link = None
                 self._take(Lost(link.worker, link.is_unreachable))
 
     def _arrive(self, link: Link, hello: Hello) -> None:
@@ -158,7 +185,7 @@ class Driver:
             self._links.close(link)
             return
         link.worker = name
-        self._by_name[name], self._hellos[name] = link, hello
+        self._workers[name].link, self._workers[name].hello = link, hello
         self._take(Arrived(name, hello))
 
     # actions
@@ -168,13 +195,13 @@ class Driver:
             case Start(worker, slot):
                 self._start(worker, slot)
             case Send(worker, message):
-                if link := self._by_name.get(worker):
-                    link.send(message)
+                self._send(worker, message)
             case Kill(worker):
-                self._kill(worker)
+                self._kill(self._workers[worker])
             case Forward(worker, number):
-                if (process := self._processes.get(worker)) and worker not in self._exited:
-                    process.signal(number)
+                one = self._workers[worker]
+                if one.process is not None and not one.has_exited:
+                    one.process.signal(number)
             case OpenWorld(worlds):
                 self._open(worlds)
             case CloseStore():
@@ -185,17 +212,22 @@ class Driver:
                 self._finish = action
 
     def _start(self, worker: str, slot: Slot) -> None:
+        one = self._workers[worker] = _Known(slot)
+
         def on_exit(code: int) -> None:
-            self._exited.add(worker)
+            one.has_exited = True
             self._events.append(Exited(worker, code))
             self._links.wake()
 
-        self._slots[worker] = slot
         try:
-            self._processes[worker] = self._cluster.start(worker, slot, on_exit)
+            one.process = self._cluster.start(worker, slot, on_exit)
         except OSError as error:
             self._cluster.say(f"cannot start a worker on {slot}: {error}")
             self._events.append(Exited(worker, SSH_FAILED))  # which is no crash of the worker
+
+    def _send(self, worker: str, message: FromDriver) -> None:
+        if (link := self._workers[worker].link) is not None:
+            link.send(message)
 
     def _open(self, worlds: Sequence[World]) -> None:
         """Open a store for a world, and tell its members all that only they may know."""
@@ -210,8 +242,7 @@ class Driver:
         for world in worlds:
             store = (self._cluster.address_for(world.host), self._store.port)
             entered = world.model_copy(update={"store": store, "salt": salt})
-            if link := self._by_name.get(world.members[world.rank].worker):
-                link.send(EnterWorld(world=entered))
+            self._send(world.members[world.rank].worker, EnterWorld(world=entered))
 
     def _close_store(self) -> None:
         if self._store is not None:
@@ -220,37 +251,34 @@ class Driver:
 
     # the ends of workers
 
-    def _kill(self, worker: str) -> None:
+    def _kill(self, worker: _Known) -> None:
         """Kill a worker: through its launcher, by the other workers of its host, and then from afar."""
-        if (process := self._processes.get(worker)) and worker not in self._exited:
-            process.kill()
-        hello = self._hellos.get(worker)
-        if hello is None or worker not in self._left():
+        if worker.process is not None and worker.is_running:
+            worker.process.kill()
+        hello = worker.hello
+        if hello is None or not worker.is_there:
             return
         order = KillProcess(pid=hello.pid, process_seconds=hello.process_seconds)
-        for name, link in self._by_name.items():
-            other = self._hellos[name]
-            if name != worker and (other.host, other.machine) == (hello.host, hello.machine):
-                link.send(order)
-        self._far.setdefault(worker, time.monotonic() + _FAR_SECONDS)
+        for other in self._workers.values():
+            is_near = other.hello and (other.hello.host, other.hello.machine) == (hello.host, hello.machine)
+            if other is not worker and other.link is not None and is_near:
+                other.link.send(order)
+        worker.look_at = min(worker.look_at, time.monotonic() + _FAR_SECONDS)
 
     def _look_far(self, now: float) -> None:
         """Kill workers that do not end from afar: their launcher's process here is not the worker."""
-        for worker, at in list(self._far.items()):
-            if worker not in self._left():
-                del self._far[worker]
-            elif now >= at:
-                self._far[worker] = float("inf")
+        for worker in [one for one in self._workers.values() if now >= one.look_at]:
+            worker.look_at = float("inf")
+            if worker.is_there:
                 self._kill_far(worker)
 
-    def _left(self) -> set[str]:
+    def _left(self) -> list[_Known]:
         """Return the workers that may still be there."""
-        return {*self._by_name, *(worker for worker in self._processes if worker not in self._exited)}
+        return [one for one in self._workers.values() if one.is_there]
 
-    def _kill_far(self, worker: str) -> None:
-        if hello := self._hellos.get(worker):
-            host = self._slots[worker].host if worker in self._slots else hello.host
-            self._cluster.kill_far(host, hello.pid, hello.process_seconds)
+    def _kill_far(self, worker: _Known) -> None:
+        if (hello := worker.hello) is not None:
+            self._cluster.kill_far(worker.slot.host, hello.pid, hello.process_seconds)
 
     def _await_ends(self, seconds: float) -> None:
         """Wait until all workers have ended by themselves; a second signal ends the wait.

@@ -21,7 +21,6 @@ from hvdtrain.host.hostfile import HostSlots
 
 _STOPS = (signal.SIGTERM, signal.SIGUSR2, signal.SIGHUP)  # as the launcher of other jobs takes them
 _OPEN_FILES = 8192
-_END_SECONDS = 5.0  # for processes to end when the job has
 
 
 def run_host_job(args: Any) -> None:
@@ -81,7 +80,6 @@ def _run(args: Any) -> int:
         return _run_driver(driver)
     finally:
         close()
-        cluster.close(_END_SECONDS)
 
 
 def _run_driver(driver: Driver) -> int:

@@ -23,7 +23,7 @@ from hvdtrain.host.hostfile import HostSlots, parse_host_list, read_host_file
 from hvdtrain.host.launcher import check_is_not_launched, open_console
 from hvdtrain.reporting.stored_runs import read_records
 from hvdtrain.storage.text import printable
-from hvdtrain.tools.drill.task import CUT_SECONDS, MARK, History, differences
+from hvdtrain.tools.drill.task import MARK, History, differences
 from hvdtrain.tools.launch import RunningJob
 from hvdtrain.tools.output import write_json
 
@@ -105,8 +105,6 @@ def _disturbed(what: str, rank: int | None, options: Sequence[str], drilled: Dri
     mark = drilled.run_dir / MARK
     if code == EXIT_DONE and not mark.exists():
         return None, f"rank {worker} was never disturbed\n{output}"
-    if what == "cut" and mark.exists():  # leave the cluster as it was
-        time.sleep(max(0.0, float(mark.read_text()) + CUT_SECONDS + 1 - time.time()))
     return code, output
 
 
@@ -143,7 +141,6 @@ _CASES = (
     Case("a worker gets SIGTERM", partial(_disturbed, "leave", None, ())),
     Case("the newest checkpoint is damaged", _damaged),
 )
-_CUT_OFF = Case("a host is cut off", partial(_disturbed, "cut", None, _STALL))
 
 
 def _show(outcomes: Sequence[Outcome]) -> None:
@@ -169,19 +166,14 @@ def _show(outcomes: Sequence[Outcome]) -> None:
 
 def run_drill(options: Mapping[str, Any]) -> int:
     """Run the command with its options, by name, and return its exit code: 4 if anything was lost."""
-    launcher, hosts, workers = _launch(options)
-    if options["hosts_may_fail"] and (len(hosts) < 2 or os.getuid()):
-        raise UsageError(
-            "--hosts-may-fail cuts off a host, for which a drill needs two hosts and root (iptables)",
-            "Give -H or --hostfile, as root, or leave the option out.",
-        )
+    launcher, workers = _launch(options)
     folder = Path(options["folder"])
     if folder.exists() and any(folder.iterdir()):
         raise UsageError(f"--folder {folder}: it is not empty", "Give one that does not exist.")
     outcomes: list[Outcome] = []
     for framework in FRAMEWORKS if options["framework"] == "both" else (options["framework"],):
         expected, limit_seconds = None, _FIRST_SECONDS
-        for number, case in enumerate((*_CASES, _CUT_OFF) if options["hosts_may_fail"] else _CASES):
+        for number, case in enumerate(_CASES):
             click.echo(f"{framework}: {case.name} ...", err=True)
             run_dir = folder / f"{framework}-{number}"
             drilled = Drilled(launcher, workers, framework, run_dir, limit_seconds)
@@ -208,8 +200,8 @@ def run_drill(options: Mapping[str, Any]) -> int:
     return EXIT_DONE
 
 
-def _launch(options: Mapping[str, Any]) -> tuple[list[str], Sequence[HostSlots], int]:
-    """Return the launcher's command, the hosts and the number of workers."""
+def _launch(options: Mapping[str, Any]) -> tuple[list[str], int]:
+    """Return the launcher's command and the number of workers."""
     check_is_not_launched("drill", "-H HOSTS")
     if options["hostfile"] and options["hosts"]:
         raise UsageError("--hostfile and -H both name hosts", "Give one of them.")
@@ -225,4 +217,4 @@ def _launch(options: Mapping[str, Any]) -> tuple[list[str], Sequence[HostSlots],
     command += ["-H", ",".join(f"{host.name}:{host.slots}" for host in hosts)]
     command += ["-p", str(options["ssh_port"])] if options["ssh_port"] else []
     command += ["-i", str(options["ssh_identity_file"])] if options["ssh_identity_file"] else []
-    return command, hosts, workers
+    return command, workers

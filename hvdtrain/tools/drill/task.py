@@ -6,7 +6,6 @@ import math
 import os
 import re
 import signal
-import subprocess
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -17,7 +16,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from hvdtrain.callbacks import Callback, RunContext
-from hvdtrain.host.processes import start_group
 from hvdtrain.models import mlp
 from hvdtrain.reporting.index_trace import read_indices
 from hvdtrain.reporting.report import SUMMARY_FILE
@@ -29,12 +27,10 @@ if TYPE_CHECKING:
     from hvdtrain.metrics import StepInfo
 
 SAMPLES, INPUTS, OUTPUTS = 480, 6, 3
-CUT_SECONDS = 45  # more than a host may be silent
 MARK = "disturbed-at"  # a file in the run directory
 
 _SIGNALS = {"kill": signal.SIGKILL, "freeze": signal.SIGSTOP, "leave": signal.SIGTERM}
 _DISTURBANCE = re.compile(r"(\w+)@(\d+)#(\d+)")
-_DROP = "iptables -w -{0} INPUT -j DROP; iptables -w -{0} OUTPUT -j DROP"
 
 
 class Drill:
@@ -97,11 +93,7 @@ class _Disturbing(Callback):
                 file.write(str(time.time()))
         except FileExistsError:  # a worker that replaces the disturbed one has its rank
             return
-        if self._what == "cut":
-            commands = f"{_DROP.format('I')}; sleep {CUT_SECONDS}; {_DROP.format('D')}"
-            start_group(["sh", "-c", commands], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        else:
-            os.kill(os.getpid(), _SIGNALS[self._what])
+        os.kill(os.getpid(), _SIGNALS[self._what])
 
 
 _SHOWN = 5  # steps in a message

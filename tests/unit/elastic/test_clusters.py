@@ -75,12 +75,3 @@ def test_a_worker_is_started_where_the_driver_listens_and_its_end_reported():
     one.addresses = [("127.0.0.1", 7)]
     one.start("w1", Slot("localhost", 0), ends.put)
     assert ends.get(timeout=SECONDS) == 1
-    assert one.close(0.0) == []
-
-
-def test_what_runs_at_the_end_is_killed():
-    ends = queue.Queue()
-    one = cluster(code="import time; time.sleep(60)")
-    one.start("w1", Slot("localhost", 0), ends.put)
-    assert one.close(0.0) == ["w1"]
-    assert ends.get(timeout=SECONDS) == -9

@@ -48,10 +48,7 @@ def test_the_environment_counts():
         ({"most": 300}, "--max-np 300: an elastic job has at most 256"),
         ({"wanted": 5}, "-np 5: the hosts have 4 slots"),
         ({"cooldown": (0, 5)}, "--blacklist-cooldown-range 0 5"),
-        ({"cooldown": (9, 5)}, "--blacklist-cooldown-range 9 5"),
-        ({"cooldown": (9, 9000)}, "--blacklist-cooldown-range 9 9000"),
         ({"start_timeout": 0}, "--start-timeout 0"),
-        ({"elastic_timeout": -1}, "--elastic-timeout -1"),
         ({"environ": {"HOROVOD_ELASTIC_TIMEOUT": "soon"}}, "HOROVOD_ELASTIC_TIMEOUT=soon"),
     ],
 )

@@ -16,7 +16,6 @@ from hvdtrain.elastic.messages import (
     FormFailed,
     Leave,
     Leaving,
-    LeftWorld,
     Refuse,
     Synced,
     Welcome,
@@ -106,14 +105,6 @@ def test_joiners_are_collected_and_enter_at_a_step_boundary():
     assert [one.is_new for one in play.world.members] == [False, True, True]
     play.form()
     assert "joined: h1, slot 1, h1, slot 2" in play.said
-
-
-def test_a_joiner_that_is_never_ready_disturbs_nobody():
-    play = training(1, Limits(wanted=1, least=1, most=2))
-    play.arrive("w2")
-    play.wait(3600)
-    assert play.state == "training"
-    assert play.members.generation == 1
 
 
 @pytest.mark.parametrize("is_long", [False, True])
@@ -208,14 +199,6 @@ def test_rank_0_is_who_got_furthest_and_the_old_rank_0_among_equals():
     assert play.names == ["w1", "w2"]
 
 
-def test_a_dead_rank_0_is_followed_by_another():
-    play = training(2)
-    play.die("w1")
-    play.ready("w2")
-    assert play.names == ["w2"]
-    assert play.world.source == "root"
-
-
 def test_a_frozen_member_is_named_killed_and_left_behind():
     play = training(3)
     play.wait(119, silent=("w2",))
@@ -290,16 +273,6 @@ def test_a_member_that_lost_its_connection_breaks_the_world_though_nobody_died()
     play.ready("w1")
     assert play.names == ["w1", "w2"]
     assert play.members.generation == 2
-
-
-def test_two_failures_at_once_are_one_change():
-    play = training(4)
-    play.die("w1")
-    play.die("w4", -11)
-    play.ready("w2")
-    play.ready("w3")
-    assert play.names == ["w2", "w3"]
-    assert play.world.change.left == ("rank 0 on h1: killed (SIGKILL)", "rank 3 on h1: killed (SIGSEGV)")
 
 
 def test_a_failure_while_the_next_world_forms():
@@ -379,23 +352,6 @@ def test_worlds_that_break_alike_though_they_trained_end_the_job():
     assert "rank 1 on h1 lost its connection to the others" in play.finish.problem
 
 
-def test_a_failure_while_the_state_is_sent_leaves_a_valid_source():
-    play = training(2, Limits(wanted=2, least=1, most=3))
-    play.come("w3")
-    play.wait(1.1)
-    play.ready("w1")
-    play.ready("w2")
-    for worker in play.names:
-        play.say(worker, Formed(generation=2))
-    play.die("w1")
-    play.valid["w3"] = False
-    play.places["w3"] = TrainingPosition(99)
-    play.ready("w3")
-    play.ready("w2")
-    assert play.names[0] == "w2"
-    assert play.world.source == "root"
-
-
 def join(play, *members, joiner="w2"):
     """Let a joiner and the members stand in a world in which Horovod is up and the state is sent."""
     play.come(joiner)
@@ -457,14 +413,6 @@ def test_joiners_that_are_needed_are_tried_again():
         assert play.names == ["w1", "w3"]
 
 
-def test_without_a_valid_source_the_checkpoint_is_read():
-    play = training(2)
-    play.die("w1")
-    play.valid["w2"] = False
-    play.ready("w2")
-    assert play.world.source == "checkpoint"
-
-
 def test_new_workers_are_told_the_run_directory_of_those_that_trained_and_are_lost():
     play = training(1, Limits(wanted=1, least=1, most=2))
     assert play.world.run_dir == ""
@@ -515,21 +463,6 @@ def test_below_the_least_for_too_long_the_rest_saves_and_ends():
     assert play.finish.exit_code == 75
     assert play.finish.problem == f"{text}: the state is saved"
     assert "--resume when there are slots for 2 workers or more, or with a lower" in play.finish.remedy
-
-
-def test_a_failure_of_the_last_save_is_one_more_round():
-    play = training(3, Limits(wanted=3, least=3, most=3, elastic_timeout=60), (("h1", 3),))
-    play.discover(("h1", 2))
-    play.die("w3")
-    play.ready("w1")
-    play.ready("w2")
-    play.wait(61)
-    assert play.world.purpose == "save"
-    play.form()
-    play.die("w1")
-    play.ready("w2")
-    assert play.world.purpose == "save"
-    assert play.names == ["w2"]
 
 
 def test_nobody_left_within_the_elastic_timeout_ends_the_job():
@@ -601,7 +534,7 @@ def crash(play, step, code=-11):
         play.form()
 
 
-@pytest.mark.parametrize(("code", "ends"), [(-11, True), (1, True), (-9, False), (-15, False)])
+@pytest.mark.parametrize(("code", "ends"), [(-11, True), (-9, False)])
 def test_three_crashes_at_one_step_end_the_job(code, ends):
     play = training(2, Limits(wanted=2, least=1, most=2, cooldown_seconds=(1, 2)))
     for _ in range(3):
@@ -612,13 +545,12 @@ def test_three_crashes_at_one_step_end_the_job(code, ends):
         assert "crashed 3 times in a row at the same place after step 10" in play.finish.problem
 
 
-@pytest.mark.parametrize("code", [-9, 0])
-def test_workers_that_are_lost_at_one_step_for_ever_end_the_job(code):
+def test_workers_that_are_lost_at_one_step_for_ever_end_the_job():
     play = training(2, Limits(wanted=2, least=1, most=2, cooldown_seconds=(1, 2)))
     for _ in range(9):
-        crash(play, 10, code)
+        crash(play, 10, -9)
     assert play.state == "training"
-    crash(play, 10, code)
+    crash(play, 10, -9)
     assert play.finish.exit_code == 3
     assert "workers were lost 10 times in a row at the same place after step 10" in play.finish.problem
     assert "memory" in play.finish.remedy
@@ -628,11 +560,8 @@ def test_workers_that_are_lost_at_one_step_for_ever_end_the_job(code):
     ("code", "exit_code", "words"),
     [
         (127, 127, "on h1, `python train.py` ended with exit code 127: the command was not found"),
-        (126, 126, "the command cannot be executed"),
         (2, 2, "`python train.py` ended with exit code 2"),
         (1, 1, "`python train.py` ended with exit code 1 before it joined the job"),
-        (0, 3, "`python train.py` ended with exit code 0 before it joined the job"),
-        (255, 3, "the worker on h1, slot 0 ended with exit code 255"),
         (-11, 3, "the worker on h1, slot 0 killed (SIGSEGV)"),
     ],
 )
@@ -684,17 +613,6 @@ def test_a_worker_that_does_not_leave_in_time_is_ended():
     assert "w1" in play.killed
     play.die("w1")
     assert play.names == ["w2"]
-
-
-def test_if_all_want_out_they_save_and_stop():
-    play = training(2)
-    play.say("w1", Leaving(why="SIGTERM"))
-    play.wait(1)
-    play.say("w2", Leaving(why="SIGTERM"))
-    play.wait(1.5)
-    assert play.state == "stopping"
-    play.done("w1", "w2", code=75)
-    assert play.finish.exit_code == 75
 
 
 def test_workers_on_a_host_that_is_gone_leave_in_order():
@@ -761,15 +679,6 @@ def test_a_late_message_of_an_earlier_world_is_dropped():
     play.say("w1", Synced(generation=1, place=TrainingPosition(3)))
     play.say("w1", FormFailed(generation=1, reason="late"))
     assert play.state == "forming"
-
-
-def test_who_leaves_without_being_asked_breaks_the_world():
-    play = training(2)
-    play.say("w2", LeftWorld())
-    assert play.told("w1", Abort)
-    play.die("w2", 0)
-    play.ready("w1")
-    assert play.names == ["w1"]
 
 
 def test_nobody_is_blamed_for_the_time_in_which_the_driver_was_stopped():
