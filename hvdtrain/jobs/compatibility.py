@@ -11,7 +11,7 @@ from hvdtrain.config import Config
 from hvdtrain.config.values import compression_of, rank_of
 from hvdtrain.data.eval_sets import TRAINING_DATA
 from hvdtrain.data.stream import Stream
-from hvdtrain.elastic.driver.cluster import MOST_WORKERS
+from hvdtrain.elastic.driver.records import MOST_WORKERS
 from hvdtrain.errors import ConfigError, EnvironmentFault, HvdtrainError, UsageError
 from hvdtrain.host.frameworks import FRAMEWORKS
 from hvdtrain.storage.urls import is_url

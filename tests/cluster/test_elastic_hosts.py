@@ -21,10 +21,10 @@ HOROVODRUN = Path(sys.executable).with_name("horovodrun")
 # starts a process on h2, says when it ends; kills what standard input names
 STARTER = """
 import sys, threading, time
-from hvdtrain.elastic.driver.cluster import Slot
+from hvdtrain.elastic.driver.records import Slot
 from hvdtrain.host.hostfile import HostSlots
 from hvdtrain.elastic.driver.clusters import HostCluster
-from hvdtrain.elastic.driver.processes import StartOptions
+from hvdtrain.elastic.driver.clusters import StartOptions
 if __name__ == "__main__":
     code = "import os, time; open('pid', 'w').write(str(os.getpid())); time.sleep(300)"
     hosts = [HostSlots("h2", 1)]

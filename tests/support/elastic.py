@@ -11,9 +11,8 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from hvdtrain.elastic.driver.cluster import Limits, Slot
 from hvdtrain.elastic.driver.driver import STATE_VARIABLE, Driver
-from hvdtrain.elastic.driver.events import Finish
+from hvdtrain.elastic.driver.records import Finish, Limits, Slot
 from hvdtrain.host.hostfile import HostSlots
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]

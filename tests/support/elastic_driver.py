@@ -5,7 +5,7 @@ import socket
 import time
 from typing import TypeVar
 
-from hvdtrain.elastic.handshake import DriverHandshake, receive_line
+from hvdtrain.elastic.links import DriverHandshake, receive_line
 from hvdtrain.elastic.messages import FromDriver, FromWorker, Hello, Welcome, encode, from_worker
 from hvdtrain.workers.world import MemberInfo, World
 

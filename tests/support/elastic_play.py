@@ -1,7 +1,7 @@
 """The state machine of an elastic job's driver, played by a test: workers say things, time passes."""
 
-from hvdtrain.elastic.driver.cluster import Limits
-from hvdtrain.elastic.driver.events import (
+from hvdtrain.elastic.driver.membership import Members
+from hvdtrain.elastic.driver.records import (
     Action,
     Arrived,
     Discovered,
@@ -10,6 +10,7 @@ from hvdtrain.elastic.driver.events import (
     Finish,
     Heard,
     Kill,
+    Limits,
     Lost,
     OpenWorld,
     Say,
@@ -17,7 +18,6 @@ from hvdtrain.elastic.driver.events import (
     Start,
     Tick,
 )
-from hvdtrain.elastic.driver.membership import Members
 from hvdtrain.elastic.messages import (
     Beat,
     Done,

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 
-from hvdtrain.elastic.handshake import prove_to_driver
+from hvdtrain.elastic.links import prove_to_driver
 from hvdtrain.elastic.messages import (
     Abort,
     ChangeWorld,

@@ -24,7 +24,6 @@ OWNERS = {
     "hvdtrain.tools.parity.torch": ("torch",),
     "hvdtrain.tools.parity.tensorflow": ("tensorflow", "keras"),
     "hvdtrain.elastic.driver.host_job": ("horovod.runner",),
-    "hvdtrain.elastic.driver.processes": ("horovod.runner",),
     "hvdtrain.elastic.driver.clusters": ("horovod.runner",),
 }
 

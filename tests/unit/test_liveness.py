@@ -5,8 +5,17 @@ import time
 
 import pytest
 
-from hvdtrain.elastic.watch.connections import Member, WorkerState, read_state, state_of
-from hvdtrain.elastic.watch.liveness import Left, Liveness, Silent, Stalled, blame
+from hvdtrain.elastic.watch.liveness import (
+    Left,
+    Liveness,
+    Member,
+    Silent,
+    Stalled,
+    WorkerState,
+    blame,
+    read_state,
+    state_of,
+)
 from hvdtrain.workers.activity import READING_DATA, TRAINING, Activity, ActivityMark
 
 ROOT, ONE, TWO = Member(0, "h1"), Member(1, "h2"), Member(2, "h2")

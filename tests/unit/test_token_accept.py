@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from hvdtrain.elastic import handshake, links
+from hvdtrain.elastic import links
 from hvdtrain.elastic.links import Links
 
 KEY = "k" * 64
@@ -35,7 +35,7 @@ class Accepting:
 
     def connect(self, name: str, key: str = KEY, seconds: float = 60) -> socket.socket:
         """Connect as the workers do."""
-        return handshake.connect([self.address], key, name, seconds, 0)
+        return links.connect([self.address], key, name, seconds, 0)
 
     def close(self) -> None:
         self.names()
@@ -46,7 +46,7 @@ class Accepting:
 
 @pytest.fixture(autouse=True)
 def patience(monkeypatch):
-    """Gives connections as long as a busy machine needs for the handshake."""
+    """Gives connections as long as a busy machine needs for the links."""
     monkeypatch.setattr(links, "HANDSHAKE_SECONDS", 60)
 
 
@@ -88,5 +88,5 @@ def test_a_job_of_many_workers_takes_all_that_connect_at_once():
     with contextlib.closing(Accepting(names)) as server, contextlib.ExitStack() as stack:
         workers = [stack.enter_context(socket.create_connection(server.address)) for _ in names]
         for name, worker in zip(names, workers, strict=True):
-            handshake.prove_to_driver(worker, KEY, name, 60)
+            links.prove_to_driver(worker, KEY, name, 60)
         assert server.names() == sorted(names)

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from hvdtrain.elastic.handshake import connect, end_if_silent
-from hvdtrain.elastic.watch.connections import Member, describe_host
+from hvdtrain.elastic.links import connect, end_if_silent
+from hvdtrain.elastic.watch.liveness import Member, describe_host
 
 ONE = Member(1, "h2", "m")
 

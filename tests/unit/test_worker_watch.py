@@ -14,8 +14,7 @@ import psutil
 import pytest
 
 from hvdtrain.elastic.watch import worker_watch
-from hvdtrain.elastic.watch.connections import Member
-from hvdtrain.elastic.watch.liveness import HostLost, Left, Silent, WatchLimits, silence_seconds
+from hvdtrain.elastic.watch.liveness import HostLost, Left, Member, Silent, WatchLimits, silence_seconds
 from hvdtrain.elastic.watch.worker_watch import WorkerWatch
 from hvdtrain.workers.activity import TRAINING, ActivityMark
 

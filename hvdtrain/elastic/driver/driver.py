@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hvdtrain.elastic.driver.cluster import SSH_FAILED, Limits, Slot
-from hvdtrain.elastic.driver.events import (
+from hvdtrain.elastic.driver.membership import Members
+from hvdtrain.elastic.driver.records import (
+    SSH_FAILED,
     Action,
     Arrived,
     CloseStore,
@@ -23,17 +24,18 @@ from hvdtrain.elastic.driver.events import (
     Forward,
     Heard,
     Kill,
+    Limits,
     Lost,
     OpenWorld,
     Say,
     Send,
     Signalled,
+    Slot,
     Start,
     StoreFailed,
     Tick,
     Woke,
 )
-from hvdtrain.elastic.driver.membership import Members
 from hvdtrain.elastic.driver.worlds import State
 from hvdtrain.elastic.links import Link, Links
 from hvdtrain.elastic.messages import (
@@ -46,13 +48,12 @@ from hvdtrain.elastic.messages import (
     Refuse,
     from_worker,
 )
-from hvdtrain.elastic.watch.connections import BEAT_SECONDS
+from hvdtrain.elastic.watch.liveness import BEAT_SECONDS
 from hvdtrain.host.hostfile import HostSlots
 from hvdtrain.workers.world import World, world_key
 
 if TYPE_CHECKING:  # they need Horovod
-    from hvdtrain.elastic.driver.clusters import HostCluster, WorldStore
-    from hvdtrain.elastic.driver.processes import WorkerProcess
+    from hvdtrain.elastic.driver.clusters import HostCluster, WorkerProcess, WorldStore
 
 STATE_VARIABLE = "HVDTRAIN_ELASTIC_STATE"
 _FAR_SECONDS = 1.0  # after which a process that was killed, and is still there, is looked for on its host

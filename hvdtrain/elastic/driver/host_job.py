@@ -11,11 +11,10 @@ from typing import Any
 
 from horovod.runner.common.util import config_parser, safe_shell_exec
 
-from hvdtrain.elastic.driver.cluster import make_limits, say
-from hvdtrain.elastic.driver.clusters import HostCluster
+from hvdtrain.elastic.driver.clusters import HostCluster, StartOptions
 from hvdtrain.elastic.driver.driver import Driver
 from hvdtrain.elastic.driver.hosts import HostWatch, ScriptHosts, parse_hosts
-from hvdtrain.elastic.driver.processes import StartOptions
+from hvdtrain.elastic.driver.records import make_limits, say
 from hvdtrain.errors import EXIT_STOPPED, DiscoveryError, UsageError
 from hvdtrain.host.hostfile import HostSlots
 

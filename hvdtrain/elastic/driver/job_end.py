@@ -3,8 +3,19 @@
 import signal
 from collections.abc import Callable
 
-from hvdtrain.elastic.driver.cluster import COMMAND_NOT_FOUND, NOT_EXECUTABLE, SSH_FAILED, Limits
-from hvdtrain.elastic.driver.events import END_SECONDS, Action, CloseStore, Finish, Forward, Say, Send
+from hvdtrain.elastic.driver.records import (
+    COMMAND_NOT_FOUND,
+    END_SECONDS,
+    NOT_EXECUTABLE,
+    SSH_FAILED,
+    Action,
+    CloseStore,
+    Finish,
+    Forward,
+    Limits,
+    Say,
+    Send,
+)
 from hvdtrain.elastic.driver.roster import ALIVE, IN_WORLD, Roster, Stage, Worker
 from hvdtrain.elastic.driver.worlds import SAME_STEP, SAME_STEP_LOST, State, Worlds
 from hvdtrain.elastic.messages import Abort, End, Stop

@@ -8,8 +8,8 @@ and on the end of the job (``job_end.py``).
 
 from typing import Any
 
-from hvdtrain.elastic.driver.cluster import Limits
-from hvdtrain.elastic.driver.events import (
+from hvdtrain.elastic.driver.job_end import LEFT_SECONDS, SAVE_SECONDS, JobEnd
+from hvdtrain.elastic.driver.records import (
     Action,
     Arrived,
     Discovered,
@@ -17,13 +17,13 @@ from hvdtrain.elastic.driver.events import (
     Exited,
     Heard,
     Kill,
+    Limits,
     Lost,
     Send,
     Signalled,
     StoreFailed,
     Woke,
 )
-from hvdtrain.elastic.driver.job_end import LEFT_SECONDS, SAVE_SECONDS, JobEnd
 from hvdtrain.elastic.driver.regrouping import Regrouping, difference_of
 from hvdtrain.elastic.driver.roster import ALIVE, IN_WORLD, Roster, Staffing, Stage, Worker
 from hvdtrain.elastic.driver.worlds import UP, State, Worlds
@@ -43,7 +43,7 @@ from hvdtrain.elastic.messages import (
     Synced,
     Welcome,
 )
-from hvdtrain.elastic.watch.connections import read_state
+from hvdtrain.elastic.watch.liveness import read_state
 from hvdtrain.errors import EXIT_ENVIRONMENT
 
 _NO_WORD = "ended without a message"

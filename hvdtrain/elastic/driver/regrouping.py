@@ -2,9 +2,8 @@
 
 from collections.abc import Callable, Sequence
 
-from hvdtrain.elastic.driver.cluster import Limits
-from hvdtrain.elastic.driver.events import Action, Say, Send
 from hvdtrain.elastic.driver.job_end import LEFT_SECONDS, JobEnd
+from hvdtrain.elastic.driver.records import Action, Limits, Say, Send
 from hvdtrain.elastic.driver.roster import Roster, Stage, Worker
 from hvdtrain.elastic.driver.worlds import State, Worlds
 from hvdtrain.elastic.messages import Leave

@@ -5,10 +5,18 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
-from hvdtrain.elastic.driver.cluster import COMMAND_NOT_FOUND, SSH_FAILED, Limits, Slot
-from hvdtrain.elastic.driver.events import Action, Kill, Say, Start
+from hvdtrain.elastic.driver.records import (
+    COMMAND_NOT_FOUND,
+    SSH_FAILED,
+    Action,
+    Kill,
+    Limits,
+    Say,
+    Slot,
+    Start,
+)
 from hvdtrain.elastic.messages import Failed, Hello, Ready
-from hvdtrain.elastic.watch.connections import BEAT_SECONDS, Member, WorkerState
+from hvdtrain.elastic.watch.liveness import BEAT_SECONDS, Member, WorkerState
 from hvdtrain.host.hostfile import HostSlots
 
 DEFAULT_STALL_SECONDS = 120.0  # until a worker has said what the job's is

@@ -3,11 +3,17 @@
 from collections.abc import Callable, Collection, Hashable, Sequence
 from enum import Enum
 
-from hvdtrain.elastic.driver.events import Action, CloseStore, OpenWorld, Say, Send
+from hvdtrain.elastic.driver.records import Action, CloseStore, OpenWorld, Say, Send
 from hvdtrain.elastic.driver.roster import IN_WORLD, Roster, Stage, Worker
 from hvdtrain.elastic.messages import Abort, ChangeWorld
-from hvdtrain.elastic.watch.connections import WorkerState
-from hvdtrain.elastic.watch.liveness import LONG_FACTOR, LONG_SECONDS, Liveness, Silent, WatchEvent
+from hvdtrain.elastic.watch.liveness import (
+    LONG_FACTOR,
+    LONG_SECONDS,
+    Liveness,
+    Silent,
+    WatchEvent,
+    WorkerState,
+)
 from hvdtrain.storage.text import counted
 from hvdtrain.workers.world import Change, MemberInfo, Purpose, Source, TrainingPosition, World
 

@@ -23,7 +23,7 @@ from hvdtrain.elastic.messages import (
     Refuse,
     Stop,
 )
-from hvdtrain.elastic.watch.connections import machine_id
+from hvdtrain.elastic.watch.liveness import machine_id
 from hvdtrain.errors import (
     AgreementError,
     EnvironmentFault,

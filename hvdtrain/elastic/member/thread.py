@@ -12,8 +12,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
-from hvdtrain.elastic.handshake import connect
-from hvdtrain.elastic.links import LineConnection
+from hvdtrain.elastic.links import LineConnection, connect
 from hvdtrain.elastic.member.orders import Orders, sendable
 from hvdtrain.elastic.messages import (
     MAX_LINE_BYTES,
@@ -24,8 +23,7 @@ from hvdtrain.elastic.messages import (
     encode,
     from_driver,
 )
-from hvdtrain.elastic.watch.connections import BEAT_SECONDS, state_of
-from hvdtrain.elastic.watch.liveness import silence_seconds
+from hvdtrain.elastic.watch.liveness import BEAT_SECONDS, silence_seconds, state_of
 from hvdtrain.errors import EXIT_ENVIRONMENT, EnvironmentFault, JobEnded
 from hvdtrain.host.launcher import ELASTIC_VARIABLE, WORKER_VARIABLE, host_name
 from hvdtrain.host.processes import kill_if_same

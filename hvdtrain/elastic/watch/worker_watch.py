@@ -18,27 +18,25 @@ from types import TracebackType
 
 import psutil
 
-from hvdtrain.elastic.watch.connections import (
-    BEAT_SECONDS,
-    Member,
-    Peer,
-    connect_workers,
-    describe_host,
-    gather_members,
-    read_state,
-    state_of,
-)
 from hvdtrain.elastic.watch.liveness import (
+    BEAT_SECONDS,
     Abandoned,
     HostLost,
     Left,
     Liveness,
+    Member,
     OnEvent,
+    Peer,
     Silent,
     Stalled,
     Told,
     WatchEvent,
     WatchLimits,
+    connect_workers,
+    describe_host,
+    gather_members,
+    read_state,
+    state_of,
 )
 from hvdtrain.host.processes import start_group
 from hvdtrain.workers.activity import ACTIVITY, ActivityMark

@@ -13,7 +13,7 @@ import psutil
 import pytest
 from support.elastic_driver import KEY, ScriptedDriver, accept_worker, world
 
-from hvdtrain.elastic.handshake import DriverHandshake
+from hvdtrain.elastic.links import DriverHandshake
 from hvdtrain.elastic.member import membership as clients
 from hvdtrain.elastic.member import orders as orders_module
 from hvdtrain.elastic.member import thread as member_thread

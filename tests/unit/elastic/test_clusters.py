@@ -8,9 +8,8 @@ import pytest
 pytest.importorskip("horovod.runner.gloo_run", reason="Horovod is not installed")
 
 from hvdtrain.elastic.driver import clusters
-from hvdtrain.elastic.driver.cluster import Slot
-from hvdtrain.elastic.driver.clusters import HostCluster
-from hvdtrain.elastic.driver.processes import StartOptions
+from hvdtrain.elastic.driver.clusters import HostCluster, StartOptions
+from hvdtrain.elastic.driver.records import Slot
 from hvdtrain.errors import UsageError
 from hvdtrain.host.hostfile import HostSlots
 

@@ -9,9 +9,9 @@ import pytest
 from support.elastic import SLEEP, DriverJob, FakeCluster
 
 from hvdtrain.elastic import links
-from hvdtrain.elastic.driver.cluster import Limits
 from hvdtrain.elastic.driver.driver import Driver
-from hvdtrain.elastic.handshake import prove_to_driver
+from hvdtrain.elastic.driver.records import Limits
+from hvdtrain.elastic.links import prove_to_driver
 from hvdtrain.elastic.messages import (
     Beat,
     DriverBeat,

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from support.elastic_driver import accept_worker
 
-from hvdtrain.elastic.handshake import DriverHandshake, prove_to_driver, receive_line
+from hvdtrain.elastic.links import DriverHandshake, prove_to_driver, receive_line
 
 
 @pytest.fixture

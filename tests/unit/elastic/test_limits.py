@@ -2,7 +2,7 @@
 
 import pytest
 
-from hvdtrain.elastic.driver.cluster import make_limits
+from hvdtrain.elastic.driver.records import make_limits
 from hvdtrain.errors import UsageError
 
 

@@ -3,8 +3,17 @@
 import pytest
 from support.elastic_play import Play, training
 
-from hvdtrain.elastic.driver.cluster import Limits, Slot
-from hvdtrain.elastic.driver.events import CloseStore, Exited, Kill, Lost, OpenWorld, Send, Woke
+from hvdtrain.elastic.driver.records import (
+    CloseStore,
+    Exited,
+    Kill,
+    Limits,
+    Lost,
+    OpenWorld,
+    Send,
+    Slot,
+    Woke,
+)
 from hvdtrain.elastic.messages import (
     Abort,
     Beat,

@@ -4,8 +4,7 @@ import signal
 
 from support.elastic_play import Play, training
 
-from hvdtrain.elastic.driver.cluster import Limits
-from hvdtrain.elastic.driver.events import Forward, Signalled
+from hvdtrain.elastic.driver.records import Forward, Limits, Signalled
 from hvdtrain.elastic.messages import End, Leaving, Stop
 
 TERM = Signalled(signal.SIGTERM)

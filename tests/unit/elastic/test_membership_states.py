@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 from support.elastic_play import Play
 
-from hvdtrain.elastic.driver.cluster import Limits
-from hvdtrain.elastic.driver.events import (
+from hvdtrain.elastic.driver.records import (
     CloseStore,
     Exited,
     Finish,
     Kill,
+    Limits,
     Lost,
     OpenWorld,
     Send,

@@ -16,15 +16,15 @@ pytest.importorskip("horovod.runner.gloo_run", reason="Horovod is not installed"
 
 from horovod.runner.common.util import safe_shell_exec
 
-from hvdtrain.elastic.driver import processes
-from hvdtrain.elastic.driver.cluster import Slot
-from hvdtrain.elastic.driver.processes import (
+from hvdtrain.elastic.driver import clusters
+from hvdtrain.elastic.driver.clusters import (
     StartOptions,
     WorkerProcess,
     job_environment,
     kill_process,
     start_worker,
 )
+from hvdtrain.elastic.driver.records import Slot
 
 HERE = Slot("localhost", 1)
 SECONDS = 120
@@ -136,7 +136,7 @@ def ssh(tmp_path, monkeypatch):
     )
     path.chmod(path.stat().st_mode | stat.S_IXUSR)
     monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
-    monkeypatch.setattr(processes, "is_this_host", lambda host: host != "h9")
+    monkeypatch.setattr(clusters, "is_this_host", lambda host: host != "h9")
     return tmp_path / "ssh.log"
 
 

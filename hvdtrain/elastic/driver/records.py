@@ -1,4 +1,4 @@
-"""What an elastic job may have: its slots, its numbers of workers and its time limits."""
+"""Values of an elastic job: its slots and limits, what happens to its driver, and what it does about it."""
 
 import os
 import sys
@@ -6,10 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from hvdtrain.elastic.messages import FromDriver, FromWorker, Hello
 from hvdtrain.elastic.watch.liveness import silence_seconds
 from hvdtrain.errors import UsageError
+from hvdtrain.host.hostfile import HostSlots
 from hvdtrain.host.start_reports import start_limit
 from hvdtrain.storage.text import printable
+from hvdtrain.workers.world import World
 
 MOST_WORKERS = 256
 SSH_FAILED, COMMAND_NOT_FOUND, NOT_EXECUTABLE = 255, 127, 126  # exit codes of ssh and of a shell
@@ -119,3 +122,123 @@ def _elastic_timeout(environ: Mapping[str, str]) -> float:
         return float(text) if text else Limits.elastic_timeout
     except ValueError:
         raise UsageError(f"{_ELASTIC_TIMEOUT_VARIABLE}={text}: a number of seconds is expected") from None
+
+
+# for the workers to end by themselves when the job is over: rank 0 may wait for what it sends to trackers
+END_SECONDS = 25.0
+
+
+class Arrived(NamedTuple):
+    """A worker has connected, proved that it knows the key, and said ``Hello``."""
+
+    worker: str
+    hello: Hello
+
+
+class Heard(NamedTuple):
+    """A worker has sent a message."""
+
+    worker: str
+    message: FromWorker
+
+
+class Lost(NamedTuple):
+    """The connection of a worker has ended."""
+
+    worker: str  # whose
+    # whether its host stopped to respond, so that nothing says that the process is gone
+    is_unreachable: bool = False
+
+
+class Exited(NamedTuple):
+    """The process of a worker has ended; the code of a signal is negative."""
+
+    worker: str
+    code: int
+
+
+class Discovered(NamedTuple):
+    """These hosts are there now."""
+
+    hosts: tuple[HostSlots, ...]
+
+
+class Signalled(NamedTuple):
+    """The launcher got a signal that ends the job."""
+
+    number: int
+
+
+class StoreFailed(NamedTuple):
+    """The store of a world could not be opened."""
+
+    reason: str
+
+
+class Woke(NamedTuple):
+    """The driver itself did not run for a number of seconds: nobody is blamed for them."""
+
+    seconds: float
+
+
+class Tick(NamedTuple):
+    """Time has passed."""
+
+
+Event = Arrived | Heard | Lost | Exited | Discovered | Signalled | StoreFailed | Woke | Tick
+
+
+class Start(NamedTuple):
+    """Start a worker in a slot."""
+
+    worker: str
+    slot: Slot
+
+
+class Send(NamedTuple):
+    """Send a message to a worker."""
+
+    worker: str
+    message: FromDriver
+
+
+class Kill(NamedTuple):
+    """End the process of a worker for certain, by all means that there are."""
+
+    worker: str
+
+
+class Forward(NamedTuple):
+    """Send a signal to the process of a worker."""
+
+    worker: str
+    number: int
+
+
+class OpenWorld(NamedTuple):
+    """Open a store with a new key and salt, and let all members of a world enter it."""
+
+    # the world as each member is notified of it, in the order of ranks, without store and salt
+    worlds: tuple[World, ...]
+
+
+class CloseStore(NamedTuple):
+    """Close the store of the current world."""
+
+
+class Say(NamedTuple):
+    """Tell the user."""
+
+    text: str
+
+
+class Finish(NamedTuple):
+    """The job is over: end all workers, and return an exit code."""
+
+    exit_code: int  # the job's
+    problem: str = ""  # what was found; empty if it needs no words, or if a worker says it
+    remedy: str = ""  # what to do
+    grace_seconds: float = END_SECONDS  # so long the workers may take to end by themselves
+
+
+Action = Start | Send | Kill | Forward | OpenWorld | CloseStore | Say | Finish
