@@ -60,17 +60,22 @@ def try_out(session: Session, task: Any, model: ModelInfo) -> Dry:
     plan = memory.own = plan_memory(session, model)
     found = dry_run(session, task, plan)
     session.services.forms = found.forms
-    device, limit = backend.device_memory(), memory_limit(backend)
+    device = backend.device_memory()
     memory.own = replace(plan, taken=peak_bytes() if device is None else device.peak)
     is_split = session.config.stages > 1
     plans: list[MemoryPlan] = backend.workers.allgather_object(memory.own) if is_split else [memory.own]
-    heaviest = memory.heaviest = max(plans, key=lambda one: one.total_bytes)
-    if limit is None or heaviest.total_bytes <= limit:
-        return found
-    whose = "each worker of this host may take" if device is None else "its GPU has"
-    needs = f"the job needs at least {mebibytes(heaviest.total_bytes)} per worker"
-    note = f"{needs}, and {whose} {mebibytes(limit)}; {'; '.join(heaviest.remedies)}"
-    return replace(found, notes=(note, *found.notes))
+    memory.heaviest = max(plans, key=lambda one: one.total_bytes)
+    return replace(found, notes=(*notes_on_memory(memory.heaviest, backend), *found.notes))
+
+
+def notes_on_memory(plan: MemoryPlan, backend: Backend) -> list[str]:
+    """Return a note if what is planned does not fit into a worker's memory; empty otherwise. Local."""
+    limit = memory_limit(backend)
+    if limit is None or plan.total_bytes <= limit:
+        return []
+    whose = "each worker of this host may take" if backend.device_memory() is None else "its GPU has"
+    fits = f"the job needs at least {mebibytes(plan.total_bytes)} per worker, and {whose} {mebibytes(limit)}"
+    return [f"{fits}; {'; '.join(plan.remedies)}"]
 
 
 def dry_run(session: Session, task: Any, memory: MemoryPlan | None = None) -> Dry:
