@@ -131,13 +131,6 @@ def test_a_model_of_another_shape_is_refused(tmp_path, changes):
     assert error.remedy == "To take its weights alone, without the optimizer's state, use --init."
 
 
-def test_a_refused_run_sets_nothing_aside(tmp_path):
-    paths = make_run(tmp_path / "run")
-    refused(resume=str(paths[0]), run_dir="run", task="text")
-    refused(make_backend(**{"model/b": np.zeros(3)}), resume=str(paths[0]), run_dir="run")
-    assert names(paths[0].parent) == ["step-00000100", "step-00000120"]
-
-
 def test_a_named_one_that_is_damaged_is_refused_although_there_are_others(tmp_path):
     paths = make_run(tmp_path / "run")
     spoil(paths[1])

