@@ -50,9 +50,7 @@ class CallsBase:
     square: mean and mean square are this worker's only if all codes are equal.
     """
 
-    _compare: (
-        Any  # collective: begins to compare codes with those of others, from the call's number and error
-    )
+    _compare: Any  # collective: begins to compare a call's codes, by its number, with those of others
 
     def __init__(self, names: Sequence[str]) -> None:
         self._codes = {name: 2.0 * place for place, name in enumerate(names, 1)}

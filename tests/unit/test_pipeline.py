@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from hvdtrain.backends.pipeline.groups import Layout
 from hvdtrain.backends.pipeline.pipeline import (
+    Layout,
     bubble,
     check_enough,
     cut,

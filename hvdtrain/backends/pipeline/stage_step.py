@@ -9,9 +9,8 @@ from typing import Any
 
 from hvdtrain.backends.objective.model_call import ModelCall
 from hvdtrain.backends.pipeline.checks import check_one_owner, owners_of, wrong_blocks
-from hvdtrain.backends.pipeline.groups import Layout, WorkerGroup
 from hvdtrain.backends.pipeline.messages import Messenger
-from hvdtrain.backends.pipeline.pipeline import StandIn, check_enough, cut, given_cuts
+from hvdtrain.backends.pipeline.pipeline import Layout, StandIn, WorkerGroup, check_enough, cut, given_cuts
 from hvdtrain.backends.pipeline.state import StateOfStage
 from hvdtrain.backends.records import DryRun, ModelInfo, PortableState, Shapes, StatePart
 from hvdtrain.backends.reduction import choose_reducer

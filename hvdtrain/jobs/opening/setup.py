@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from hvdtrain.backends.base import Backend
 from hvdtrain.backends.objective.model_call import describe_columns
-from hvdtrain.backends.pipeline.groups import Layout
+from hvdtrain.backends.pipeline.pipeline import Layout
 from hvdtrain.backends.records import ModelInfo
 from hvdtrain.callbacks import RunContext, find_callbacks
 from hvdtrain.config import Config

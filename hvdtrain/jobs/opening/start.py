@@ -9,7 +9,7 @@ from typing import Any
 
 from hvdtrain.backends import load_backend
 from hvdtrain.backends.base import Backend
-from hvdtrain.backends.pipeline.groups import Layout
+from hvdtrain.backends.pipeline.pipeline import Layout
 from hvdtrain.backends.start import forbid_restart
 from hvdtrain.backends.torchrun import join_torchrun
 from hvdtrain.config import COMMAND_LINE, Config, Layer

@@ -28,15 +28,6 @@ class LowRank(CommonLowRank, Reducer):
             self._in_warmup = in_warmup
             self._compresses.assign(np.asarray(not in_warmup))
 
-    def finish(self, gradients: Sequence[Tensor], vector: Tensor = None) -> tuple[list[Tensor], Tensor]:
-        """Collective. Return the sums of low rank, and that of a vector, which is in the last message.
-
-        So errors and Q change when all sums of a step have succeeded. If nothing in the last message has its
-        type, it travels next to it.
-        """
-        sums, vectors = self._finish(gradients, () if vector is None else (vector,))
-        return sums, vectors[0] if vectors else None
-
     def broadcast(self, root: int) -> None:
         """Collective. Copy what the root keeps to every worker."""
         broadcast_variables(list(self.tensors.values()), root, label="reducer")
@@ -64,10 +55,13 @@ class LowRank(CommonLowRank, Reducer):
         }
         self._all = list(self._matrices.values())
 
-    def _finish(
-        self, gradients: Sequence[Tensor], vectors: Sequence[Tensor]
-    ) -> tuple[list[Tensor], list[Tensor]]:
-        """Collective. Return the sums of low rank, and those of vectors."""
+    def finish(self, gradients: Sequence[Tensor], vector: Tensor = None) -> tuple[list[Tensor], Tensor]:
+        """Collective. Return the sums of low rank, and that of a vector, which is in the last message.
+
+        So errors and Q change when all sums of a step have succeeded. If nothing in the last message has its
+        type, it travels next to it.
+        """
+        vectors = () if vector is None else (vector,)
         variables = list(self._parameters.values())
         # of an unknown shape, it is that of the parameter
         gradients = [
@@ -95,7 +89,7 @@ class LowRank(CommonLowRank, Reducer):
             rest.pop(0) if matrix is None else tf.reshape(known[id(matrix)], gradient.shape)
             for matrix, gradient in zip(places, gradients, strict=True)
         ]
-        return sums, rest
+        return sums, rest[0] if rest else None
 
     def _reduce_compressed(
         self,
@@ -106,11 +100,11 @@ class LowRank(CommonLowRank, Reducer):
     ) -> list[Tensor]:
         """Collective. Return the sums of the matrices, other gradients and vectors; keep what is left."""
         left = [moment @ matrix.q.read_value() for moment, matrix in zip(moments, self._all, strict=True)]
-        summed = self._sum_all("p", [*left, *others], is_last=False)
+        summed = self._sum_all("p", [*left, *others])
         left, rest = summed[: len(left)], summed[len(left) :]
         found = _orthonormal(left)
         own = [tf.matmul(moment, p, transpose_a=True) for moment, p in zip(moments, found, strict=True)]
-        summed = self._sum_all("q", [*own, *vectors], is_last=True)
+        summed = self._sum_all("q", [*own, *vectors])
         right, vectors = summed[: len(own)], summed[len(own) :]
         totals = [tf.matmul(p, q, transpose_b=True) for p, q in zip(found, right, strict=True)]
         # what this worker's part leaves out
@@ -126,13 +120,13 @@ class LowRank(CommonLowRank, Reducer):
         self, moments: Sequence[Tensor], others: Sequence[Tensor], vectors: Sequence[Tensor]
     ) -> list[Tensor]:
         """Collective. Return the sums of the matrices, other gradients and vectors; nothing is left out."""
-        summed = self._sum_all("uncompressed", [*moments, *others, *vectors], is_last=True)
+        summed = self._sum_all("uncompressed", [*moments, *others, *vectors])
         sent = summed[: len(summed) - len(vectors)]
         factors = [matrix.q.read_value() for matrix in self._all]
         self._keep([tf.zeros(matrix.shape) for matrix in self._all], factors, sent, summed[len(sent) :])
         return summed
 
-    def _sum_all(self, what: str, tensors: Sequence[Tensor], *, is_last: bool) -> list[Tensor]:
+    def _sum_all(self, what: str, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Collective. Return the sums of tensors over workers, as one message for each type."""
         if not self._workers.may_reduce:
             return list(tensors)
@@ -144,7 +138,7 @@ class LowRank(CommonLowRank, Reducer):
             self.clock.ready(messages)
         sums = [self._reduce(f"{what}.{message.dtype.name}", message) for message in messages]
         if self.clock is not None:
-            (self.clock.reduced if is_last else self.clock.resumed)(sums)
+            (self.clock.resumed if what == "p" else self.clock.reduced)(sums)
         found = list(tensors)
         for message, indices in zip(sums, by_type.values(), strict=True):
             parts = tf.split(message, [tensors[i].shape.num_elements() for i in indices])

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from hvdtrain.backends.objective.counting import sample_values
 from hvdtrain.backends.optimizers import MAIN
 from hvdtrain.backends.pipeline.checks import blocks_of, loss_has_parameters
-from hvdtrain.backends.pipeline.groups import Layout, StageReducer
+from hvdtrain.backends.pipeline.pipeline import Layout, StageReducer
 from hvdtrain.backends.pipeline.stage_step import Form, StageStepBase
 from hvdtrain.backends.pipeline.state import StateOfStage
 from hvdtrain.backends.portable.names import Renaming

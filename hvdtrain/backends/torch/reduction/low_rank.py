@@ -24,16 +24,6 @@ class LowRank(CommonLowRank, Reducer):
         """Compress the gradients of the next step unless it lies in the learning rate's warm-up. Local."""
         self._compresses = not in_warmup
 
-    def finish(
-        self, gradients: Sequence[torch.Tensor], vector: torch.Tensor | None = None
-    ) -> tuple[list[torch.Tensor], Any]:
-        """Collective. Return the sums of low rank; sum a vector in place, which is in the last message.
-
-        So errors and Q change when all sums of a step have succeeded. If nothing in the last message has its
-        type, it travels next to it.
-        """
-        return self._finish(gradients, () if vector is None else (vector,)), vector
-
     def broadcast(self, root: int) -> None:
         """Collective. Copy what the root keeps to every worker."""
         broadcast_tensors(self.tensors.values(), root, label="reducer")
@@ -65,10 +55,15 @@ class LowRank(CommonLowRank, Reducer):
         self._all = [matrix for matrices in self._matrices.values() for matrix in matrices]
 
     @torch.no_grad()
-    def _finish(
-        self, gradients: Sequence[torch.Tensor], vectors: Sequence[torch.Tensor]
-    ) -> list[torch.Tensor]:
-        """Collective. Return the sums of low rank, and sum vectors in place."""
+    def finish(
+        self, gradients: Sequence[torch.Tensor], vector: torch.Tensor | None = None
+    ) -> tuple[list[torch.Tensor], Any]:
+        """Collective. Return the sums of low rank; sum a vector in place, which is in the last message.
+
+        So errors and Q change when all sums of a step have succeeded. If nothing in the last message has its
+        type, it travels next to it.
+        """
+        vectors = () if vector is None else (vector,)
         gradients = [(g.to_dense() if g.is_sparse else g).contiguous() for g in gradients]
         tensors = list(self._parameters.values())
         places = zip(tensors, gradients, strict=True)
@@ -81,38 +76,33 @@ class LowRank(CommonLowRank, Reducer):
             sent, factors = self._reduce_compressed(others, vectors)
         else:
             whole = [_dense(matrix.moment) for matrix in self._all]
-            sent, factors = self._sum_all("uncompressed", [*whole, *others], vectors, is_last=True), []
+            sent, factors = self._sum_all("uncompressed", [*whole, *others], vectors), []
         for matrix, gradient in pairs:
             matrix.put(gradient)
         found = [laid_out_as(t, gradient) for t, gradient in zip(tensors, gradients, strict=True)]
         if bool(torch.stack([torch.isfinite(tensor).all() for tensor in sent]).all()):
             self._keep(factors, factor)
-        return found
+        return found, vector
 
     def _reduce_compressed(
         self, others: Sequence[torch.Tensor], vectors: Sequence[torch.Tensor]
     ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         """Collective. Leave the sums in ``total``; return what was reduced, and the sums of the Q_i."""
         left = [matrix.moment @ matrix.q for matrix in self._all]
-        sent = self._sum_all("p", [*left, *others], is_last=False)
+        sent = self._sum_all("p", [*left, *others])
         found = _orthonormal(left)
         right = []
         for matrix, p in zip(self._all, found, strict=True):
             own = matrix.moment.T @ p
             matrix.moment.addmm_(p, own.T, alpha=-1)  # what this worker's part leaves out
             right.append(own)
-        sent += self._sum_all("q", right, vectors, is_last=True)
+        sent += self._sum_all("q", right, vectors)
         for matrix, p, q in zip(self._all, found, right, strict=True):
             matrix.total = p, q
         return sent, right
 
     def _sum_all(
-        self,
-        what: str,
-        tensors: Sequence[torch.Tensor],
-        vectors: Sequence[torch.Tensor] = (),
-        *,
-        is_last: bool,
+        self, what: str, tensors: Sequence[torch.Tensor], vectors: Sequence[torch.Tensor] = ()
     ) -> list[torch.Tensor]:
         """Collective. Sum tensors and vectors over workers in place by one message for each type."""
         by_type: dict[torch.dtype, list[torch.Tensor]] = {}
@@ -133,7 +123,7 @@ class LowRank(CommonLowRank, Reducer):
         ]
         wait_for_all([partial(hvd.synchronize, handle) for handle in handles])
         if self.clock is not None:
-            (self.clock.reduced if is_last else self.clock.resumed)()
+            (self.clock.resumed if what == "p" else self.clock.reduced)()
         for message, part in zip(flat, by_type.values(), strict=True):
             for tensor, values in zip(part, torch.split(message, [t.numel() for t in part]), strict=True):
                 tensor.view(-1).copy_(values)

@@ -179,6 +179,12 @@ def _groups(config: Config, model: ModelState, options: Mapping[str, ParameterOp
                 fields.setdefault(tensor, []).append(field)
     adapts = config.optimizer in ("lars", "lamb")
     groups: dict[Any, Group] = {}
+
+    def group_of(own: ParameterOptions, has_norms: bool) -> Group:
+        adapted = {"parts": (), "adapts": has_norms, "decay": own.weight_decay}
+        options = adapted if adapts else {"weight_decay": own.weight_decay}
+        return groups.setdefault((has_norms, own), {"params": [], "lr_scale": own.factor, **options})
+
     for tensor, of_one in fields.items():
         names = [field.name for field in of_one]
         if len({options[name] for name in names}) > 1:
@@ -188,23 +194,13 @@ def _groups(config: Config, model: ModelState, options: Mapping[str, ParameterOp
             for field in of_one
             if adapts and is_matrix(field.path, field.shape)
         ]
-        group = _group(groups, adapts, options[names[0]], bool(ranges))
+        group = group_of(options[names[0]], bool(ranges))
         group["params"].append(tensor)
         if ranges:
             group["parts"] += (tuple(ranges),)
     if not groups:  # of a stage without parameters
-        _group(groups, adapts, ParameterOptions(1.0, 0.0), False)
+        group_of(ParameterOptions(1.0, 0.0), False)
     return list(groups.values())
-
-
-def _group(groups: dict[Any, Group], adapts: bool, own: ParameterOptions, has_norms: bool) -> Group:
-    """Return the group of such options, made if it is missing."""
-    empty = {"params": [], "lr_scale": own.factor}
-    if adapts:
-        empty |= {"parts": (), "adapts": has_norms, "decay": own.weight_decay}
-    else:
-        empty["weight_decay"] = own.weight_decay
-    return groups.setdefault((has_norms, own), empty)
 
 
 def take_own_rates(optimizer: torch.optim.Optimizer) -> OwnRates:

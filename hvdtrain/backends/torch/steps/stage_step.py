@@ -10,7 +10,7 @@ from torch import nn
 
 from hvdtrain.backends.objective.counting import sample_values
 from hvdtrain.backends.pipeline.checks import blocks_of, loss_has_parameters
-from hvdtrain.backends.pipeline.groups import Layout, StageReducer
+from hvdtrain.backends.pipeline.pipeline import Layout, StageReducer
 from hvdtrain.backends.pipeline.stage_step import Form, StageStepBase
 from hvdtrain.backends.pipeline.state import StateOfStage
 from hvdtrain.backends.portable.names import Renaming
