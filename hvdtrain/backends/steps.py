@@ -51,6 +51,11 @@ class PartsBase:
     clock: Any  # measures how long this worker is busy
     loss_scale: Any  # the loss scale of fp16, or None
     notes: Sequence[str]  # what the user should know of the model
+    trained: Callable[[], list[Any]]  # returns the tensors that are trained now
+    make_shards: Callable[[], Any]  # returns the parameters divided among workers; None if each updates all
+    make_optimizers: Callable[[], None]  # with what they keep, and the rates of the task's own
+    make_rest: Callable[[bool], None]  # makes loss scale, clock and notes, by whether the step is timed
+    optimized: Any  # the identities of the parameters that the only optimizer knows
 
     def __init__(self, step: Any, task: Any, config: Config, batch: HostBatch | None, is_cpu: bool) -> None:
         self.task, self.config, self.workers = task, config, step.workers
@@ -72,22 +77,6 @@ class PartsBase:
         self.reducer = choose_reducer(config, self.near, fields, self.loss_scale)
         self.trained_set = self.kinds[0](self.computation.model, self.tensors)
 
-    def trained(self) -> list[Any]:
-        """Return the tensors that are trained now."""
-        raise NotImplementedError
-
-    def make_shards(self) -> Any:
-        """Return the parameters divided among workers; None if each updates all of them."""
-        raise NotImplementedError
-
-    def make_optimizers(self) -> None:
-        """Make the optimizers and what they keep, and take the rates of the task's own."""
-        raise NotImplementedError
-
-    def make_rest(self, is_timed: bool) -> None:
-        """Make loss scale, clock and notes."""
-        raise NotImplementedError
-
     def renewed(self, kept: dict[str, list[str]] | None) -> Self:
         """Return the parts for the parameters that are trainable now; what others keep of them stays."""
         new = copy(self)
@@ -105,11 +94,6 @@ class PartsBase:
         self.trained_set.accept()
         new.trainable = self.trained()
         return new
-
-    @property
-    def optimized(self) -> set[int]:
-        """The identities of the parameters that the only optimizer knows."""
-        raise NotImplementedError
 
     def keep_slots(self, before: Self, kept: dict[str, list[str]] | None) -> None:
         """Take what the optimizer had before, where it is not loaded again."""
@@ -145,6 +129,7 @@ class WholeModelStep:
     collectives: Any  # the class of what moves objects through the framework's binding of Horovod
     # the classes of an update of every parameter, of a worker's part, and of that with its gradients alone
     updates: tuple[Any, Any, Any]
+    load_layers: Callable[[PortableState], None]  # lets layers load what they save themselves. Local
     comparing: Any  # finds out how a value of a sample depends on other samples
     states: tuple[Any, Any]  # the classes of the state: of a worker that keeps all of it, and of its part
     computation: Any  # what a step computes of a batch
@@ -219,10 +204,6 @@ class WholeModelStep:
     def begin(self, batch: Any) -> None:
         """Seed what a training step draws, and put the model into training. Local: no collective."""
         self.computation.begin_step(batch.step)
-
-    def load_layers(self, state: PortableState) -> None:
-        """Let layers load what they save themselves, where the framework has such. Local: no collective."""
-        raise NotImplementedError
 
     def evaluate(self, batch: Any, partial: PartialSums | None) -> PartialSums:
         """Evaluate one batch and return the sums so far. Local unless the loss gathers."""

@@ -1,6 +1,6 @@
 """Local steps: what both frameworks' ``steps/local_step.py`` share."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -66,28 +66,6 @@ class LocalSums:
     last_step: int = 0  # number of the last of the steps, from 1
     steps: int = 0  # how many they are
 
-    def add(
-        self,
-        names: tuple[str, ...],
-        weighted: tuple[str, ...],
-        vector: Any,
-        unused: Iterable[str],
-        *,
-        weight: float,
-        step: int,
-    ) -> None:
-        """Add a step."""
-        if self.vector is not None and (names, weighted) != (self.names, self.weighted):
-            raise TaskError(
-                f"a step gives {', '.join(names)} and the step before it {', '.join(self.names)}",
-                "With sync_every, the metrics of several steps are added up: give the same in every step.",
-            )
-        self.vector = vector if self.vector is None else self.vector + vector
-        self.names, self.weighted, self.last_step = names, weighted, step
-        self.weight += weight
-        self.unused |= dict.fromkeys(unused)
-        self.steps += 1
-
     def ema_share(self, decay: float) -> float:
         """Return the part of a moving average that the weights make up, had they been these at every step."""
         kept = 1.0
@@ -131,8 +109,17 @@ class LocalStepsBase:
         self, batch: Any, form: tuple[tuple[str, ...], tuple[str, ...]], vector: Any, unused: Sequence[str]
     ) -> PendingVector:
         """Add a local step; return its metrics, which are this worker's own."""
-        names, weighted = form
-        self._sums.add(names, weighted, vector, unused, weight=batch.total_weight, step=batch.step + 1)
+        sums, (names, weighted) = self._sums, form
+        if sums.vector is not None and form != (sums.names, sums.weighted):
+            raise TaskError(
+                f"a step gives {', '.join(names)} and the step before it {', '.join(sums.names)}",
+                "With sync_every, the metrics of several steps are added up: give the same in every step.",
+            )
+        sums.vector = vector if sums.vector is None else sums.vector + vector
+        sums.names, sums.weighted, sums.last_step = names, weighted, batch.step + 1
+        sums.weight += batch.total_weight
+        sums.unused |= dict.fromkeys(unused)
+        sums.steps += 1
         return self.pending(names, vector, batch.reduced_weight, unused, weighted)
 
     def synchronize(self) -> PendingVector:

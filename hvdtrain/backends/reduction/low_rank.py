@@ -123,6 +123,10 @@ class CommonLowRank(GradientReducer):
     _matrices: dict[int, Any]  # by the identity of a parameter
     _sizes: dict[int, int]  # bytes of all parameters, likewise
     _all: list[Any]  # the matrices, see ``_Matrix`` of the frameworks
+    # collective: (name, tensor, whether it is a part) -> a copy; of parts the sum, of which a part is left
+    _read: Callable[[str, Any, bool], Any]
+    _set: Callable[[Any, NDArray[np.float32]], None]  # sets what is kept
+    _make_matrices: Callable[[list[Any], int], None]  # of gradients that travel as two, by the seed
 
     def __init__(
         self,
@@ -191,15 +195,3 @@ class CommonLowRank(GradientReducer):
         after = ", uncompressed during the warm-up" if self._has_warmup else ""
         sizes = f"{sent / 1e6:.3g} MB of {whole / 1e6:.3g} MB a step ({100 * sent / max(1, whole):.2g} %)"
         return f"fp32, sent by PowerSGD of rank {self._rank}: {sizes}{after}"
-
-    def _read(self, name: str, tensor: Any, is_part: bool) -> Any:
-        """Collective. Return a copy of what is kept; the sum of parts, of which an equal part is left."""
-        raise NotImplementedError
-
-    def _set(self, tensor: Any, values: NDArray[np.float32]) -> None:
-        """Set what is kept. Local."""
-        raise NotImplementedError
-
-    def _make_matrices(self, fields: list[Any], seed: int) -> None:
-        """Make the matrices of the gradients that travel as two of them."""
-        raise NotImplementedError
