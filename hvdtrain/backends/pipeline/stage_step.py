@@ -7,6 +7,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from numpy.typing import NDArray
+
+from hvdtrain.backends.objective.counting import sample_values
 from hvdtrain.backends.objective.model_call import ModelCall
 from hvdtrain.backends.pipeline.checks import check_one_owner, owners_of, wrong_blocks
 from hvdtrain.backends.pipeline.messages import Messenger
@@ -44,6 +47,7 @@ class StageStepBase(WholeModelStep):
     update: Any
     state: StateOfStage
     module: Any  # what the framework does with blocks
+    on_host: Any  # returns the numbers of a tensor
     first_of: Any  # returns the first micro-batch of a batch, on the host
     summed: Any  # collective: returns the vector of an evaluation, of a worker's sums, if any, and signals
     own_form: Any  # returns the names of the sums of the last step or evaluation, if this is the last stage
@@ -176,14 +180,21 @@ class StageStepBase(WholeModelStep):
             self.forms[training] = self.workers.broadcast_object(own, last)
         return self.forms[training]
 
-    def try_out(self, batch: Any) -> None:
-        """Collective. Evaluate the first micro-batch, with the metrics of a whole evaluation."""
-        passes = self.passes
-        passes.evaluate_next()
-        if self.layout.is_last_stage:
-            rows = batch.samples.rows(0, passes.samples(0))
-            self.computation.evaluation.try_out(passes.taken(), rows)
-        self.messenger.flush()
+    def try_out(self, batch: Any, training: bool) -> dict[str, NDArray[Any]]:
+        """Collective. Return loss and metrics of the first micro-batch, by name; the last stage has them."""
+        passes, computation = self.passes, self.computation
+        passes.begin(batch, training=training)
+        if training:
+            passes.train(1)
+        else:
+            passes.evaluate_next()
+            if self.layout.is_last_stage:
+                computation.evaluation.try_out(passes.taken(), batch.samples.rows(0, passes.samples(0)))
+            self.messenger.flush()
+        if passes.last_values is None:
+            return {}
+        rows, weights = map(self.on_host, passes.last_values)
+        return sample_values(computation.names, computation.weighted, rows, weights)
 
     def weight_shapes(self, own: Shapes) -> Shapes:
         """Collective. Return the shapes of the whole model's arrays, of which this worker has some."""

@@ -8,7 +8,6 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from hvdtrain.backends.objective.counting import sample_values
 from hvdtrain.backends.optimizers import MAIN
 from hvdtrain.backends.pipeline.checks import blocks_of, loss_has_parameters
 from hvdtrain.backends.pipeline.pipeline import Layout, StageReducer
@@ -111,7 +110,7 @@ class StagedUpdate(Update):
 class StageStep(StageStepBase, PlainStep):
     """The part of a step that a worker with a stage of the model does; the arguments are ``PlainStep``'s."""
 
-    framework, pending = "tf", TensorFlowPending
+    framework, pending, on_host = "tf", TensorFlowPending, staticmethod(np.asarray)
     module, parts_of_stage = stage_passes, (StagedState, StagedUpdate, StagedReducer)
     state: StagedState
 
@@ -192,16 +191,7 @@ class StageStep(StageStepBase, PlainStep):
 
     def dry_run(self, batch: TensorFlowBatch, training: bool, draws: list[str]) -> dict[str, NDArray[Any]]:
         """Collective. Return loss and metrics of the first micro-batch, by name; the last stage has them."""
-        computation, passes = self.computation, self.passes
-        passes.begin(batch, training=training)
-        if training:
-            passes.train(1)
-        else:
-            self.try_out(batch)
-        if passes.last_values is None:
-            return {}
-        rows, weights = (values.numpy() for values in passes.last_values)
-        return sample_values(computation.names, computation.weighted, rows, weights)
+        return self.try_out(batch, training)
 
     def own_form(self, training: bool) -> Form:
         """Return the names of the sums, as they were when a pass of this kind was traced last."""

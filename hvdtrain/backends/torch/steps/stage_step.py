@@ -8,7 +8,6 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from hvdtrain.backends.objective.counting import sample_values
 from hvdtrain.backends.pipeline.checks import blocks_of, loss_has_parameters
 from hvdtrain.backends.pipeline.pipeline import Layout, StageReducer
 from hvdtrain.backends.pipeline.stage_step import Form, StageStepBase
@@ -93,6 +92,7 @@ class StageStep(StageStepBase, PlainStep):
     """The part of a step that a worker with a stage of the model does; the arguments are ``PlainStep``'s."""
 
     framework, pending = "torch", TorchPending
+    on_host = staticmethod(lambda tensor: tensor.cpu().numpy())
     module, parts_of_stage = stage_passes, (StagedState, StagedUpdate, StagedReducer)
     state: StagedState
 
@@ -162,22 +162,15 @@ class StageStep(StageStepBase, PlainStep):
 
     def dry_run(self, batch: TorchBatch, training: bool) -> dict[str, NDArray[Any]]:
         """Collective. Return loss and metrics of the first micro-batch, by name; the last stage has them."""
-        computation, passes = self.computation, self.passes
-        computation.names = ()  # so that shapes are checked
-        passes.begin(batch, training=training)
-        if training:
-            self.update.begin(reduces=False)
-            try:
-                passes.train(1)
-            finally:
-                self.update.zero_grad()
-                self.update.begin()
-        else:
-            self.try_out(batch)
-        if passes.last_values is None:
-            return {}
-        rows, weights = (values.cpu().numpy() for values in passes.last_values)
-        return sample_values(computation.names, computation.weighted, rows, weights)
+        self.computation.names = ()  # so that shapes are checked
+        if not training:
+            return self.try_out(batch, training)
+        self.update.begin(reduces=False)
+        try:
+            return self.try_out(batch, training)
+        finally:
+            self.update.zero_grad()
+            self.update.begin()
 
     def own_form(self, training: bool) -> Form:
         """Return the names of the sums that the last step or evaluation had, if this is the last stage."""
