@@ -113,13 +113,3 @@ def test_a_model_without_averages_refuses_them_and_leaves_the_weights_alone(fram
         assert_same(plain.read(), before)
     with pytest.raises(TaskError, match="unexpected: ema/"):
         plain.write(SIDES[framework](0.9).read())
-
-
-@pytest.mark.parametrize(("source", "target"), [("torch", "tf"), ("tf", "torch")])
-def test_averages_move_between_the_frameworks(source, target):
-    one, other = SIDES[source](0.9), SIDES[target](0.9)
-    one.randomize()
-    one.state.ema.update(one.state.ema.share(1))
-    state = {n: a for n, a in one.read().items() if n.startswith(("model/", "ema/"))}
-    other.write({n: a for n, a in other.read().items() if n.startswith("optimizer/")} | state)
-    assert_same({n: a for n, a in other.read().items() if n in state}, state)

@@ -103,10 +103,7 @@ def test_replicas_are_compared_right_after_a_synchronisation_alone(tmp_path):
     ("fields", "factor"),
     [
         ({"batch_size": 8}, 1.0),
-        ({"batch_size": 8, "accumulate": 2}, 1.0),
         ({"batch_size": 8, "base_batch_size": 4}, 2.0),
-        ({"global_batch_size": 64}, 1.0),
-        ({"global_batch_size": 64, "base_batch_size": 8}, 2.0),
         ({"global_batch_size": 64, "base_batch_size": 4, "lr_scaling": "sqrt"}, 2.0),
     ],
 )

@@ -69,8 +69,6 @@ def sent(wire, root, other):
     [
         (torch.optim.SGD, {"momentum": 0.9}),
         (torch.optim.AdamW, {"betas": (0.8, 0.99), "amsgrad": True}),
-        (torch.optim.NAdam, {}),
-        (torch.optim.Rprop, {}),
         (torch.optim.ASGD, {}),
     ],
     ids=lambda value: getattr(value, "__name__", None),

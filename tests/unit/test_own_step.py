@@ -61,9 +61,7 @@ class Kind:
     ("given", "problem"),
     [
         (Kind(), "must return a mapping of names to optimizers, found a Kind"),
-        ({}, "found an empty mapping"),
         ({"a/b": Kind()}, "the name 'a/b', which cannot be part of a saved name"),
-        ({1: Kind()}, "the name 1"),
         ({"g": 5}, "must give an optimizer as 'g', found int"),
     ],
 )
@@ -233,12 +231,8 @@ def raw(model, batch, optimizers):
     [
         (backward, r"called backward\(\), which adds to the gradients of this worker alone"),
         (raw, r"called step\(\) of the optimizer 'g' itself"),
-        (lambda m, b, o: o["g"].minimize(lambda: 0), "one value per sample"),
         (lambda m, b, o: o["g"].minimize(losses_of(m, b, "g").mean()), "one value per sample"),
         (lambda m, b, o: o["g"].minimize(losses_of(m, b, "d")), "depend on none of its parameters"),
-        (lambda m, b, o: o["g"].minimize(losses_of(m, b, "g").detach()), "depend on none of its parameters"),
-        (lambda m, b, o: o["g"].apply([torch.zeros(1, 2)]), "1 gradients for 2 variables"),
-        (lambda m, b, o: o["g"].apply([None, torch.zeros(1)]), r"of the shapes \[None, \(1,\)\] for"),
         (
             lambda m, b, o: o["g"].apply([torch.zeros(2), torch.zeros(1)]),
             r"of the shapes \[\(2,\), \(1,\)\] for \[\(1, 2\), \(1,\)\]",

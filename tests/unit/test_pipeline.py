@@ -1,11 +1,15 @@
-"""Where models are cut, in which order their stages compute, and what they send one another."""
+"""Split models: where they are cut, the order of passes, the blocks of Keras models, and messages."""
 
 import itertools
 from types import SimpleNamespace
 
+import keras
 import numpy as np
 import pytest
+import tensorflow as tf
+import torch
 
+from hvdtrain.backends.pipeline.checks import blocks_of
 from hvdtrain.backends.pipeline.pipeline import (
     Layout,
     bubble,
@@ -14,7 +18,11 @@ from hvdtrain.backends.pipeline.pipeline import (
     given_cuts,
     one_forward_one_backward,
 )
+from hvdtrain.backends.tensorflow.functions import phase_of_layers
+from hvdtrain.backends.tensorflow.steps.stage_passes import StageModel, layers_of
+from hvdtrain.backends.torch.steps.stage_passes import float_tensors, from_message, to_message
 from hvdtrain.errors import ConfigError, TaskError
+from hvdtrain.models import bert, convnet, gpt, mlp, resnet
 
 
 def largest(sizes, firsts):
@@ -81,3 +89,94 @@ def test_places_of_workers():
     assert layout.describe() == "stage 2 of 3 of replica 1"
     with pytest.raises(ConfigError, match="the job has 6 workers"):
         Layout.of(workers, 4)
+
+
+LAYERS = {
+    "dropout": lambda: keras.layers.Dropout(0.5),
+    "noise": lambda: keras.layers.GaussianNoise(1.0),
+    "spectral": lambda: keras.layers.SpectralNormalization(keras.layers.Dense(8)),
+    "batch norm": keras.layers.BatchNormalization,
+}
+
+
+def sequential(layer):
+    return keras.Sequential([keras.Input((8,)), keras.layers.Dense(8), layer, keras.layers.Dense(3)])
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_layers_of_a_sequential_model_train_and_evaluate(name):
+    whole = sequential(LAYERS[name]())
+    stage = StageModel(layers_of(whole))
+    inputs = tf.constant(np.random.RandomState(0).rand(16, 8), tf.float32)
+    evaluated = evaluate_both(stage, whole, inputs)
+    before = [np.array(variable.numpy()) for variable in whole.variables]
+    with phase_of_layers(training=True):
+        trained = stage.call(inputs).numpy()
+    moved = any((v.numpy() != old).any() for v, old in zip(whole.variables, before, strict=True))
+    assert moved or np.abs(trained - evaluated).max() > 0.1
+
+
+@pytest.mark.parametrize(
+    ("module", "sizes"),
+    [
+        (mlp, ((8, 8, 1), 10)),
+        (convnet, ((8, 8, 1), 10)),
+        (resnet, ((32, 32, 3), 10, 18, "imagenet")),
+        (gpt, (17, 16, 2, 2, 16)),
+        (bert, (17, 16, 2, 2, 16, 10)),
+    ],
+)
+def test_blocks_of_the_built_in_models_of_keras_compute_what_they_do(module, sizes):
+    model = module.tf_model(*sizes)
+    blocks = module.tf_blocks(model)
+    shape, random = model.inputs[0].shape[1:], np.random.RandomState(0)
+    inputs = random.randint(0, 17, (4, 16)) if shape == (None,) else random.rand(4, *shape)
+    evaluate_both(StageModel(blocks), model, tf.constant(inputs, model.inputs[0].dtype))
+    assert {id(v) for v in model.variables} == {id(v) for v in StageModel(blocks).variables}
+    assert len(blocks) > 2
+
+
+def evaluate_both(stage, whole, inputs):
+    expected = whole(inputs, training=False).numpy()
+    with phase_of_layers(training=False):
+        np.testing.assert_array_equal(stage.call(inputs), expected)
+    return expected
+
+
+def test_a_functional_model_without_blocks_is_refused_with_the_remedy():
+    model = convnet.tf_model((8, 8, 1), 10)
+    with pytest.raises(TaskError, match=r"a Functional, cannot be divided into stages"):
+        blocks_of(SimpleNamespace(), model, "tf", layers_of(model))
+
+
+CPU = torch.device("cpu")
+TENSORS = {
+    "float": torch.randn(2, 3, 4),
+    "half": torch.randn(3, 5).to(torch.bfloat16),
+    "whole": torch.arange(7),
+    "boolean": torch.tensor([[True], [False]]),
+    "number": torch.tensor(2.5),
+    "empty": torch.zeros(0, 3),
+    "complex": torch.randn(2, 2, dtype=torch.complex64),
+    "channels last": torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last),
+    "transposed": torch.randn(3, 4).t(),
+    "with gaps": torch.randn(4, 6)[:, ::2],
+    "expanded": torch.randn(1, 3).expand(2, 3),
+}
+
+
+@pytest.mark.parametrize("name", TENSORS)
+def test_a_tensor_arrives_as_it_was(name):
+    sent = TENSORS[name]
+    found = from_message(to_message({"x": (sent, [None, "text"])}), CPU)
+    assert found["x"][1] == [None, "text"]
+    tensor = found["x"][0]
+    assert tensor.dtype == sent.dtype
+    assert torch.equal(tensor, sent)
+    if sent.is_contiguous(memory_format=torch.preserve_format) or name in ("channels last", "transposed"):
+        assert tensor.stride() == sent.stride()
+
+
+def test_tensors_that_can_have_a_gradient():
+    value = {"a": TENSORS["float"], "b": [TENSORS["whole"], (TENSORS["half"], None)]}
+    assert [t.dtype for t in float_tensors(value)] == [torch.float32, torch.bfloat16]
