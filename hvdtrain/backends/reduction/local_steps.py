@@ -89,7 +89,7 @@ class LocalStepsBase:
 
     pending: type[PendingVector]
     fields: list[Any]  # of the outer optimizer's momentum
-    _momenta: list[Any]  # its tensors
+    momenta: list[Any]  # its tensors
     _note_start: Any  # notes where the workers start from
     _synchronized: Any  # collective: makes the workers equal; returns the sum of the steps' vectors
     _zero: Any  # makes a tensor zero
@@ -130,7 +130,7 @@ class LocalStepsBase:
 
     def restart(self) -> None:
         """Start with no momentum of the outer optimizer."""
-        for momentum in self._momenta:
+        for momentum in self.momenta:
             self._zero(momentum)
 
 
@@ -154,7 +154,7 @@ class LocalStepRules:
 
     def to_broadcast(self) -> Sequence[Any]:
         """Return the outer optimizer's momentum, as Horovod broadcasts it."""
-        found: Sequence[Any] = self.local._momenta
+        found: Sequence[Any] = self.local.momenta
         return found
 
     def synchronize(self) -> PendingVector:

@@ -42,10 +42,10 @@ class LocalSteps(LocalStepsBase):
         self._averaged = [*self._parameters, *_slots_of(optimizer)]
         kept = self._parameters if parts.config.outer_optimizer == "nesterov" else []
         self._starts = [tf.Variable(p, trainable=False, name="start") for p in kept]
-        self._momenta = [tf.Variable(tf.zeros_like(p), trainable=False, name="outer") for p in kept]
+        self.momenta = [tf.Variable(tf.zeros_like(p), trainable=False, name="outer") for p in kept]
         self.fields: list[Field] = [
             replace(field, variable=momentum, trainable=False, prefix=OUTER_PREFIX)
-            for field, momentum in zip(fields, self._momenta, strict=False)
+            for field, momentum in zip(fields, self.momenta, strict=False)
         ]
         self._steps_before = 0
         self._traced = tf.function(self._synchronize, autograph=False)
@@ -67,7 +67,7 @@ class LocalSteps(LocalStepsBase):
     def _synchronize(self, vector: Tensor, share: Tensor) -> Tensor:
         """Collective. Average, take the outer step, take the weights into their average; traced."""
         vector = self._average(vector)
-        if self._momenta:
+        if self.momenta:
             self._step()
         self._ema.update(share)
         return vector
@@ -89,7 +89,7 @@ class LocalSteps(LocalStepsBase):
     def _step(self) -> None:
         """Let the outer optimizer take its step, from where the local steps started."""
         momentum, rate = self._config.outer_momentum, self._config.outer_learning_rate
-        for parameter, start, kept in zip(self._parameters, self._starts, self._momenta, strict=True):
+        for parameter, start, kept in zip(self._parameters, self._starts, self.momenta, strict=True):
             gradient = start.read_value() - parameter.read_value()
             velocity = kept.read_value() * momentum + gradient
             kept.assign(velocity)

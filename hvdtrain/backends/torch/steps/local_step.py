@@ -36,8 +36,8 @@ class LocalSteps(LocalStepsBase):
         self._starts: list[torch.Tensor] = []
         self._counted: list[float] = []  # the steps that the optimizer had counted when they began
         has_momentum = parts.config.outer_optimizer == "nesterov"
-        self._momenta = [torch.zeros_like(p) for p in self._parameters] if has_momentum else []
-        known = {id(tensor): momentum for tensor, momentum in zip(self._tensors, self._momenta, strict=False)}
+        self.momenta = [torch.zeros_like(p) for p in self._parameters] if has_momentum else []
+        known = {id(tensor): momentum for tensor, momentum in zip(self._tensors, self.momenta, strict=False)}
         self.fields: list[Field] = [
             replace(field, tensors=tuple(known.get(id(t), t) for t in field.tensors), prefix=OUTER_PREFIX)
             for field in parts.tensors.fields
@@ -46,11 +46,11 @@ class LocalSteps(LocalStepsBase):
 
     def _note_start(self) -> None:
         self._counted = [float(count) for count in self._counts()]
-        self._starts = [parameter.clone() for parameter in self._parameters] if self._momenta else []
+        self._starts = [parameter.clone() for parameter in self._parameters] if self.momenta else []
 
     def _synchronized(self, sums: LocalSums) -> torch.Tensor:
         vector = self._average(sums.vector)
-        if self._momenta:
+        if self.momenta:
             self._step()
         self._agree(sums.steps)
         self._ema.update(sums.ema_share(self._ema.decay))
@@ -82,9 +82,9 @@ class LocalSteps(LocalStepsBase):
         """Let the outer optimizer take its step, from where the local steps started."""
         momentum, rate = self._config.outer_momentum, self._config.outer_learning_rate
         gradients = torch._foreach_sub(self._starts, self._parameters)
-        torch._foreach_mul_(self._momenta, momentum)
-        torch._foreach_add_(self._momenta, gradients)
-        torch._foreach_add_(gradients, self._momenta, alpha=momentum)
+        torch._foreach_mul_(self.momenta, momentum)
+        torch._foreach_add_(self.momenta, gradients)
+        torch._foreach_add_(gradients, self.momenta, alpha=momentum)
         torch._foreach_copy_(self._parameters, self._starts)
         torch._foreach_add_(self._parameters, gradients, alpha=-rate)
         self._starts = []
