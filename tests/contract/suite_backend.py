@@ -6,42 +6,27 @@ with HVDTRAIN_TEST_FRAMEWORK set; ``test_contract.py`` does so for every framewo
 worker count. Every worker runs the same tests in the same order.
 """
 
-import os
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import numpy as np
 import pytest
+from support import suite
+from support.suite import FRAMEWORK, assert_equal, load, on_device, started_backend, state_of  # noqa: F401
 
-from hvdtrain.backends import load_backend
 from hvdtrain.backends.base import check_replicas
-from hvdtrain.backends.portable.initial_values import with_initial_values
 from hvdtrain.backends.records import StatePart
 from hvdtrain.backends.step_metrics import ControlFlags, StepStatistics, encode_signals
-from hvdtrain.config import Config
 from hvdtrain.data.feed import HostBatch
-from hvdtrain.data.order import BatchPlan
 from hvdtrain.errors import TaskError
 from hvdtrain.workers.seeding import random_state_kept
 
-FRAMEWORK = os.environ.get("HVDTRAIN_TEST_FRAMEWORK", "torch")
 SAMPLES, INPUTS, OUTPUTS = 24, 5, 3
 RANDOM = np.random.RandomState(7)
 X = RANDOM.randn(SAMPLES, INPUTS).astype(np.float32)
 Y = RANDOM.randn(SAMPLES, OUTPUTS).astype(np.float32)
-
-
-def config(**fields):
-    return Config(framework=FRAMEWORK, device="cpu", threads=1, **{"momentum": 0.0, **fields})
-
-
-@pytest.fixture(scope="module")
-def started():
-    """Start Horovod once; each test builds anew on it."""
-    backend = load_backend(config())
-    yield backend
-    if "HVDTRAIN_TEST_POOL" not in os.environ:  # MPI starts only once in a process
-        backend.close()
+config = partial(suite.config, momentum=0.0)
 
 
 class Linear:
@@ -109,6 +94,22 @@ class Mixed(Linear):
         return keras.Model(inputs, layers.Dense(OUTPUTS, name="dense")(x))
 
 
+class Dropping(Linear):
+    """Dropout before the layer."""
+
+    metrics = {}  # noqa: RUF012
+
+    def torch_model(self):
+        from torch import nn
+
+        return nn.Sequential(nn.Dropout(0.5), nn.Linear(INPUTS, OUTPUTS))
+
+    def tf_model(self):
+        from keras import Input, Sequential, layers
+
+        return Sequential([Input((INPUTS,)), layers.Dropout(0.5), layers.Dense(OUTPUTS)])
+
+
 class Branches(Linear):
     """A second branch that only rank 0 takes."""
 
@@ -157,38 +158,19 @@ class Branches(Linear):
         return model
 
 
-def build(backend, task, accumulate=1, **fields):
+def build(backend, task, **fields):
     """Build a task's model with initial values that are equal on all workers."""
-    backend.build(task, config(accumulate=accumulate, **fields))
-    load(backend, with_initial_values(state_of(backend), 0))
+    suite.build(backend, task, **{"momentum": 0.0, **fields})
     return backend
 
 
-def state_of(backend):
-    """Give this worker's own state; what is gathered is rank 0's."""
-    return backend._state.snapshot().read()
+def host_batch(backend, count=SAMPLES, **fields):
+    """Give this worker's part of a batch of some samples."""
+    return suite.host_batch(backend, {"inputs": X, "targets": Y}, count, **fields)
 
 
-def load(backend, state):
-    """Load a state into this worker alone."""
-    backend._state.load(state)
-
-
-def global_batch(backend, count, accumulate=1, step=0, start=0):
-    """Give this worker's part of a batch of samples [start, start + count)."""
-    plan = BatchPlan(count, backend.workers.size, accumulate)
-    return part_of(backend, plan, count, step, start)
-
-
-def part_of(backend, plan, count, step=0, start=0):
-    return next(iter(backend.to_device([host_batch(backend, plan, count, step, start)])))
-
-
-def host_batch(backend, plan, count, step=0, start=0):
-    places, real = plan.part(backend.workers.rank, count)
-    indices = start + places
-    arrays = {"inputs": X[indices], "targets": Y[indices]}
-    return HostBatch(step, arrays, real.astype(np.float32), float(count), indices)
+def global_batch(backend, count=SAMPLES, **fields):
+    return on_device(backend, host_batch(backend, count, **fields))
 
 
 def step(backend, batch, learning_rate=0.1):
@@ -209,9 +191,9 @@ def linear(state):
 def test_step_applies_the_mean_gradient_of_the_global_batch(started, count, accumulate):
     if count < started.workers.size * accumulate:
         count = started.workers.size * accumulate + 1
-    backend = build(started, Linear(), accumulate)
+    backend = build(started, Linear(), accumulate=accumulate)
     kernel, bias = linear(state_of(backend))
-    totals = step(backend, global_batch(backend, count, accumulate))
+    totals = step(backend, global_batch(backend, count, accumulate=accumulate))
     d_kernel, d_bias, loss = gradient(kernel, bias, X[:count], Y[:count])
     new_kernel, new_bias = linear(state_of(backend))
     np.testing.assert_allclose(new_kernel, kernel - 0.1 * d_kernel, atol=2e-7)
@@ -224,10 +206,9 @@ def test_step_applies_the_mean_gradient_of_the_global_batch(started, count, accu
 
 
 def test_last_batch_may_leave_workers_without_a_sample(started):
-    plan = BatchPlan(4 * started.workers.size, started.workers.size)
     backend = build(started, Linear())
     kernel, bias = linear(state_of(backend))
-    totals = step(backend, part_of(backend, plan, 1))
+    totals = step(backend, global_batch(backend, 1, size=4 * started.workers.size))
     d_kernel, _, loss = gradient(kernel, bias, X[:1], Y[:1])
     np.testing.assert_allclose(linear(state_of(backend))[0], kernel - 0.1 * d_kernel, atol=2e-7)
     assert (totals.weight, totals.sums["loss"]) == (1, pytest.approx(loss, rel=1e-5))
@@ -243,10 +224,9 @@ def test_metrics_of_a_step_are_its_own_whenever_they_are_read(started):
         assert metrics.sums["loss"] == pytest.approx(last.sums["loss"], rel=1e-6)
 
 
-def dry_run(backend, training=True, accumulate=1, count=SAMPLES):
-    """Dry-run this worker's part of the first samples."""
-    plan = BatchPlan(count, backend.workers.size, accumulate)
-    return backend.dry_run(host_batch(backend, plan, count), training)
+def dry_run(backend, training=True, accumulate=1):
+    """Dry-run this worker's part of all samples."""
+    return backend.dry_run(host_batch(backend, accumulate=accumulate), training)
 
 
 def drawn():
@@ -280,11 +260,10 @@ class Drawing(Mixed):
 @pytest.mark.parametrize(
     ("task", "fields"),
     [
-        (Mixed, {"accumulate": 2}),
-        (Mixed, {"sync_batch_norm": True, "ema_decay": 0.9, "optimizer": "adamw"}),
+        (Mixed, {"accumulate": 2, "sync_batch_norm": True, "ema_decay": 0.9, "optimizer": "adamw"}),
         (Drawing, {"clip_norm": 0.1}),
     ],
-    ids=["accumulate", "sync", "drawing"],
+    ids=["all", "drawing"],
 )
 def test_a_dry_run_changes_nothing(started, task, fields):
     """Two steps and an evaluation after it are bit-identical to those without one, as are random numbers."""
@@ -299,9 +278,10 @@ def test_a_dry_run_changes_nothing(started, task, fields):
             after = state_of(backend)
             assert all(after[name].tobytes() == value.tobytes() for name, value in before.items())
         numbers = drawn()
-        batches = [global_batch(backend, SAMPLES, fields.get("accumulate", 1), step=i) for i in range(2)]
+        accumulate = fields.get("accumulate", 1)
+        batches = [global_batch(backend, accumulate=accumulate, step=i) for i in range(2)]
         sums = [step(backend, batch).sums for batch in batches]
-        evaluation = evaluated(backend, [global_batch(backend, SAMPLES)]).sums if task is Mixed else None
+        evaluation = evaluated(backend, [global_batch(backend)]).sums if task is Mixed else None
         state = {name: value.tobytes() for name, value in state_of(backend).items()}
         results.append((numbers, sums, evaluation, state, drawn()))
     assert results[0] == results[1]
@@ -311,7 +291,7 @@ def test_a_dry_run_changes_nothing(started, task, fields):
 def test_a_dry_run_gives_outputs_and_the_values_of_samples(started):
     backend = build(started, Linear())
     kernel, bias = linear(state_of(backend))
-    own = host_batch(backend, BatchPlan(SAMPLES, started.workers.size), SAMPLES).arrays
+    own = host_batch(backend).arrays
     for training in (True, False):
         found = dry_run(backend, training)
         error = own["inputs"][0] @ kernel + bias - own["targets"][0]
@@ -328,7 +308,7 @@ def test_one_worker_may_do_a_dry_run_alone(started):
     kernel, bias = linear(state_of(backend))
     if started.workers.rank == 0:
         assert dry_run(backend).error is None
-    step(backend, global_batch(backend, SAMPLES))
+    step(backend, global_batch(backend))
     d_kernel, _, _ = gradient(kernel, bias, X, Y)
     np.testing.assert_allclose(linear(state_of(backend))[0], kernel - 0.1 * d_kernel, atol=2e-7)
 
@@ -359,7 +339,7 @@ def test_a_dry_run_takes_what_works_in_a_step(started):
     backend = build(started, Wrong(loss=in_graphs_alone))
     found = dry_run(backend)
     assert found.error is None
-    total = step(backend, global_batch(backend, SAMPLES), 0.0).sums["loss"]
+    total = step(backend, global_batch(backend), 0.0).sums["loss"]
     if started.workers.size == 1:
         assert found.values["loss"].sum() == pytest.approx(total, rel=1e-5)
 
@@ -474,7 +454,7 @@ def test_sgd_follows_pytorchs_formula(started, momentum, decay):
     backend = build(started, Linear(), momentum=momentum, weight_decay=decay)
     kernel, _ = linear(state_of(backend))
     for i in range(6):
-        step(backend, global_batch(backend, SAMPLES, step=i), 0.1 * 0.9**i)
+        step(backend, global_batch(backend, step=i), 0.1 * 0.9**i)
     expected = reference_sgd(kernel, 6, momentum, decay, 0.1)
     np.testing.assert_allclose(linear(state_of(backend))[0], expected, atol=1e-6)
 
@@ -486,7 +466,7 @@ def test_adamw_follows_pytorchs_formula(started, decay):
     backend = build(started, Linear(), optimizer="adamw", **options)
     kernel, _ = linear(state_of(backend))
     for i in range(6):
-        step(backend, global_batch(backend, SAMPLES, step=i), 0.01 * 0.9**i)
+        step(backend, global_batch(backend, step=i), 0.01 * 0.9**i)
     expected = reference_adamw(kernel, 6, betas=(0.8, 0.95), epsilon=1e-3, decay=decay, learning_rate=0.01)
     np.testing.assert_allclose(linear(state_of(backend))[0], expected, atol=1e-6)
     assert state_of(backend)["optimizer/step"] == 6
@@ -495,7 +475,7 @@ def test_adamw_follows_pytorchs_formula(started, decay):
 def test_clipping_acts_on_the_averaged_gradient(started):
     backend = build(started, Linear(), clip_norm=0.01)
     kernel, bias = linear(state_of(backend))
-    metrics = step(backend, global_batch(backend, SAMPLES), 1.0)
+    metrics = step(backend, global_batch(backend), 1.0)
     d_kernel, d_bias, _ = gradient(kernel, bias, X, Y)
     norm = np.sqrt((d_kernel**2).sum() + (d_bias**2).sum())
     assert norm > 0.01
@@ -504,25 +484,11 @@ def test_clipping_acts_on_the_averaged_gradient(started):
     np.testing.assert_allclose(change, d_kernel * 0.01 / norm, rtol=1e-3, atol=1e-7)
 
 
-def test_fp16_compression_stays_within_fp16_rounding(started):
-    if started.workers.size == 1:
-        pytest.skip("one worker sends nothing")
-    changes = []
-    for compression in ("none", "fp16"):
-        backend = build(started, Linear(), compression=compression)
-        before, _ = linear(state_of(backend))
-        step(backend, global_batch(backend, SAMPLES), 1.0)
-        changes.append(before - linear(state_of(backend))[0])
-    exact, rounded = changes
-    largest = np.abs(exact).max()
-    assert 0 < np.abs(exact - rounded).max() <= started.workers.size * 2**-10 * largest
-
-
 def test_parameters_without_gradient_count_as_zeros_and_hang_nobody(started):
     rank, size = started.workers.rank, started.workers.size
     backend = build(started, Branches(taken=rank == 0), weight_decay=0.1)
     before = state_of(backend)
-    totals = step(backend, global_batch(backend, SAMPLES))
+    totals = step(backend, global_batch(backend))
     after = state_of(backend)
     assert totals.unused_parameters == 2 * (size - 1)
     assert totals.unused_names == (() if rank == 0 else ("model/branch/kernel", "model/branch/bias"))
@@ -533,20 +499,20 @@ def test_parameters_without_gradient_count_as_zeros_and_hang_nobody(started):
 def test_parameters_that_nobody_reaches_stay_as_they_are(started):
     backend = build(started, Branches(taken=False), weight_decay=0.1)
     before = state_of(backend)["model/branch/kernel"]
-    step(backend, global_batch(backend, SAMPLES), 0.5)
+    step(backend, global_batch(backend), 0.5)
     np.testing.assert_array_equal(state_of(backend)["model/branch/kernel"], before)
 
 
 @pytest.mark.parametrize(
     "fields",
-    [{"optimizer": "adamw"}, {"optimizer": "lamb"}, {"optimizer": "lars", "momentum": 0.9, "ema_decay": 0.9}],
+    [{"optimizer": "adamw"}, {"optimizer": "lars", "momentum": 0.9, "ema_decay": 0.9}],
     ids=lambda fields: fields["optimizer"],
 )
 def test_broadcast_gives_every_worker_the_roots_state(started, fields):
     backend = build(started, Mixed(), **fields)
     workers = backend.workers
     for i in range(2):
-        step(backend, global_batch(backend, SAMPLES, step=i))
+        step(backend, global_batch(backend, step=i))
     shifted = {
         name: value if name == "optimizer/step" else (value + workers.rank).astype(value.dtype)
         for name, value in state_of(backend).items()
@@ -554,9 +520,7 @@ def test_broadcast_gives_every_worker_the_roots_state(started, fields):
     load(backend, shifted)
     root = workers.size - 1
     backend.broadcast_state(root)
-    expected = workers.broadcast_object(shifted, root)
-    for name, value in state_of(backend).items():
-        np.testing.assert_array_equal(value, expected[name], err_msg=name)
+    assert_equal(state_of(backend), workers.broadcast_object(shifted, root))
 
 
 class OwnOptimizer(Linear):
@@ -576,18 +540,16 @@ class OwnOptimizer(Linear):
 def test_broadcast_gives_the_roots_slots_to_workers_without(started):
     backend = build(started, OwnOptimizer())
     for i in range(2):
-        step(backend, global_batch(backend, SAMPLES, step=i))
+        step(backend, global_batch(backend, step=i))
     state = state_of(backend)
-    expected = [step(backend, global_batch(backend, SAMPLES, step=2 + i)).sums["loss"] for i in range(2)]
+    expected = [step(backend, global_batch(backend, step=2 + i)).sums["loss"] for i in range(2)]
     build(started, OwnOptimizer())
     if backend.workers.rank == 0:
         load(backend, state)
     backend.broadcast_state(0)
     found = state_of(backend)
-    assert found.keys() == state.keys()
-    for name, value in found.items():
-        np.testing.assert_array_equal(value, state[name], err_msg=name)
-    losses = [step(backend, global_batch(backend, SAMPLES, step=2 + i)).sums["loss"] for i in range(2)]
+    assert_equal(found, state)
+    losses = [step(backend, global_batch(backend, step=2 + i)).sums["loss"] for i in range(2)]
     assert losses == expected
 
 
@@ -595,15 +557,12 @@ def test_broadcast_before_the_first_step_leaves_the_roots_slots(started):
     backend = build(started, OwnOptimizer())
     expected = state_of(backend)
     backend.broadcast_state(0)
-    found = state_of(backend)
-    assert found.keys() == expected.keys()
-    for name, value in found.items():
-        np.testing.assert_array_equal(value, expected[name], err_msg=name)
+    assert_equal(state_of(backend), expected)
 
 
 def test_moving_statistics_are_averaged(started):
     backend = build(started, Mixed())
-    step(backend, global_batch(backend, SAMPLES))
+    step(backend, global_batch(backend))
     local = state_of(backend)
     everyone = backend.workers.allgather_object(local)
     backend.sync_statistics()
@@ -617,12 +576,12 @@ def test_moving_statistics_are_averaged(started):
 def test_evaluation_is_exact_with_a_padded_tail(started):
     backend = build(started, Linear())
     kernel, bias = linear(state_of(backend))
-    plan, count = BatchPlan(5 * started.workers.size, started.workers.size), SAMPLES - 1
+    size, count = 5 * started.workers.size, SAMPLES - 1
     totals = evaluated(
         backend,
         [
-            part_of(backend, plan, min(plan.global_batch, count - start), start=start)
-            for start in range(0, count, plan.global_batch)
+            global_batch(backend, min(size, count - start), start=start, size=size)
+            for start in range(0, count, size)
         ],
     )
     assert totals.weight == count
@@ -634,19 +593,16 @@ def test_evaluation_is_exact_with_a_padded_tail(started):
 def test_evaluation_changes_nothing(started):
     backend = build(started, Mixed(), optimizer="adamw")
     before = state_of(backend)
-    losses = [evaluated(backend, [global_batch(backend, SAMPLES)]).sums["loss"] for _ in range(2)]
+    losses = [evaluated(backend, [global_batch(backend)]).sums["loss"] for _ in range(2)]
     assert losses[0] == losses[1]  # no dropout
-    for name, value in state_of(backend).items():
-        np.testing.assert_array_equal(value, before[name], err_msg=name)
+    assert_equal(state_of(backend), before)
 
 
 def test_dropout_is_a_function_of_seed_step_and_rank(started):
     def losses(seed):
         """Return the losses of steps 3 and 4 of a new model, whose parameters stay as they are."""
-        backend = build(started, Mixed(), seed=seed)
-        return [
-            step(backend, global_batch(backend, SAMPLES, step=number), 0.0).sums["loss"] for number in (3, 4)
-        ]
+        backend = build(started, Dropping(), seed=seed)
+        return [step(backend, global_batch(backend, step=number), 0.0).sums["loss"] for number in (3, 4)]
 
     first = losses(0)
     assert losses(0) == first
@@ -656,7 +612,7 @@ def test_dropout_is_a_function_of_seed_step_and_rank(started):
 
 def test_dropout_differs_between_micro_batches_and_workers(started):
     def outputs(accumulate):
-        backend = build(started, Mixed(), accumulate)
+        backend = build(started, Dropping(), accumulate=accumulate)
         same = {"inputs": X[:2], "targets": Y[:2]}
         arrays = {name: np.stack([value] * accumulate) for name, value in same.items()}
         weights = np.ones((accumulate, 2), np.float32)
@@ -670,27 +626,14 @@ def test_dropout_differs_between_micro_batches_and_workers(started):
         assert one == rank0  # reduced, so the same on every worker
 
 
-@pytest.mark.local
-def test_state_survives_a_round_trip(started):
-    backend = build(started, Mixed(), optimizer="adamw")
-    for i in range(2):
-        step(backend, global_batch(backend, SAMPLES, step=i))
-    state = state_of(backend)
-    build(started, Mixed(), optimizer="adamw")
-    load(backend, state)
-    for name, value in state_of(backend).items():
-        np.testing.assert_array_equal(value, state[name], err_msg=name)
-        assert value.dtype == state[name].dtype
-
-
 def test_gathered_state_is_rank_0s_and_not_changed_by_later_steps(started):
-    backend = build(started, Mixed(), optimizer="adamw")
-    step(backend, global_batch(backend, SAMPLES))
+    backend = build(started, Linear(), optimizer="adamw")
+    step(backend, global_batch(backend))
     before = state_of(backend)
     pending = backend.gather_state()
     assert (pending is None) == (backend.workers.rank != 0)
     for i in range(2):
-        step(backend, global_batch(backend, SAMPLES, step=1 + i))
+        step(backend, global_batch(backend, step=1 + i))
     if pending is not None:
         with ThreadPoolExecutor(1) as other_thread:
             state = other_thread.submit(pending.read).result()
@@ -709,16 +652,12 @@ def gathered(backend):
 @pytest.mark.parametrize("task", [Mixed, OwnOptimizer], ids=lambda task: task.__name__)
 def test_scattered_state_is_every_workers(started, task):
     backend = build(started, task(), optimizer="adamw")
-    for i in range(2):
-        step(backend, global_batch(backend, SAMPLES, step=i))
+    step(backend, global_batch(backend))
     state = gathered(backend)
     expected = backend.workers.broadcast_object(state)
     build(started, task(), optimizer="adamw")
     backend.scatter_state(state)
-    found = state_of(backend)
-    assert found.keys() == expected.keys()
-    for name, value in found.items():
-        np.testing.assert_array_equal(value, expected[name], err_msg=name)
+    assert_equal(state_of(backend), expected)
     check_replicas(backend)
 
 
@@ -729,14 +668,13 @@ def test_a_scattered_state_that_does_not_fit_is_refused_on_every_worker(started)
         state = {name: value + 1 for name, value in state.items() if name != "model/dense/bias"}
     with pytest.raises(TaskError, match=r"missing: model/dense/bias \(3,\)"):
         backend.scatter_state(state)
-    for name, value in state_of(backend).items():
-        np.testing.assert_array_equal(value, before[name], err_msg=name)
+    assert_equal(state_of(backend), before)
 
 
 @pytest.mark.parametrize("part", ["all", "bias"])
 def test_scattered_weights_leave_the_optimizer_as_it_is(started, part):
     backend = build(started, Linear(), optimizer="adamw")
-    step(backend, global_batch(backend, SAMPLES))
+    step(backend, global_batch(backend))
     before = state_of(backend)
     shapes = backend.weight_shapes
     assert {name: value.shape for name, value in before.items() if name in shapes} == shapes
@@ -764,8 +702,7 @@ def test_scattered_weights_that_do_not_fit_are_refused_on_every_worker(started, 
         backend.scatter_state(given if backend.workers.rank == 0 else None, part)
     with pytest.raises(TaskError, match="missing: model/dense/kernel"):
         backend.scatter_state({"model/dense/bias": given["model/dense/bias"]}, StatePart.WEIGHTS)
-    for name, value in state_of(backend).items():
-        np.testing.assert_array_equal(value, before[name], err_msg=name)
+    assert_equal(state_of(backend), before)
 
 
 @pytest.mark.local
@@ -775,7 +712,7 @@ def test_checksums_tell_parameters_apart(started):
     assert sorted(name for name, _ in before) == ["model/dense/bias", "model/dense/kernel"]
     assert before == backend.parameter_checksums()
     assert before == backend.workers.broadcast_object(before)
-    step(backend, global_batch(backend, SAMPLES))
+    step(backend, global_batch(backend))
     assert all(one != other for one, other in zip(before, backend.parameter_checksums(), strict=True))
 
 
@@ -802,30 +739,6 @@ def test_portable_names_and_layouts(started):
     assert info.batch_norm_layers == 1
     names = [name for name, _ in backend.parameter_checksums()]
     assert sorted(names) == sorted(f"model/{name}" for name in model)
-
-
-@pytest.mark.local
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        (lambda s: s.pop("model/dense/bias"), "missing: model/dense/bias (3,)"),
-        (lambda s: s.update({"model/other": np.zeros(2)}), "unexpected: model/other (2,)"),
-        (
-            lambda s: s.update({"model/dense/bias": np.zeros(4)}),
-            "misshapen: model/dense/bias must be (3,), is (4,)",
-        ),
-    ],
-)
-def test_a_state_that_does_not_fit_is_refused_by_name(started, change, said):
-    backend = build(started, Linear())
-    before = state_of(backend)
-    state = {name: value + 1 for name, value in before.items()}
-    change(state)
-    with pytest.raises(TaskError) as caught:
-        load(backend, state)
-    assert said in caught.value.problem
-    for name, value in state_of(backend).items():
-        np.testing.assert_array_equal(value, before[name], err_msg=name)
 
 
 class Renamed(Linear):

@@ -3,19 +3,16 @@
 Run inside a job as ``suite_backend.py`` is; ``test_contract.py`` does so.
 """
 
-import os
+from functools import partial
 
 import numpy as np
 import pytest
+from support import suite
+from support.suite import FRAMEWORK, assert_equal, started_backend, state_of  # noqa: F401
 
-from hvdtrain.backends import load_backend
-from hvdtrain.backends.portable.initial_values import with_initial_values
 from hvdtrain.backends.step_metrics import ControlFlags, StepStatistics, encode_signals
-from hvdtrain.config import Config
-from hvdtrain.data.feed import HostBatch
 from hvdtrain.data.order import BatchPlan
 
-FRAMEWORK = os.environ.get("HVDTRAIN_TEST_FRAMEWORK", "torch")
 SAMPLES, INPUTS, OUTPUTS, STEPS = 12, 5, 3, 6
 RANDOM = np.random.RandomState(11)
 X = RANDOM.randn(STEPS, SAMPLES, INPUTS).astype(np.float32)
@@ -53,35 +50,18 @@ def _row_sums(outputs):
     return keras.ops.sum(outputs, 1)
 
 
-@pytest.fixture(scope="module")
-def started():
-    """Start Horovod once; each test builds anew on it."""
-    backend = load_backend(config())
-    yield backend
-    if "HVDTRAIN_TEST_POOL" not in os.environ:  # MPI starts only once in a process
-        backend.close()
-
-
-def config(**fields):
-    return Config(**{"framework": FRAMEWORK, "device": "cpu", "threads": 1, "momentum": 0.0, **fields})
-
-
-def state_of(backend):
-    return backend._state.snapshot().read()
+config = partial(suite.config, momentum=0.0)
 
 
 def build(backend, task=None, **fields):
-    info = backend.build(task or Linear(), config(**fields))
-    backend.scatter_state(with_initial_values(state_of(backend), 0))
-    return info
+    return suite.build(backend, task or Linear(), **{"momentum": 0.0, **fields})
 
 
 def batch(backend, step, accumulate=1, samples=SAMPLES, **more):
-    places, real = BatchPlan(SAMPLES, backend.workers.size, accumulate).part(backend.workers.rank, samples)
-    arrays = {"inputs": X[step][places], "targets": Y[step][places]}
-    arrays |= {name: np.full(places.shape, value, np.float32) for name, value in more.items()}
-    host = HostBatch(step, arrays, real.astype(np.float32), float(samples), places)
-    return next(iter(backend.to_device([host])))
+    arrays = {"inputs": X[step], "targets": Y[step]}
+    arrays |= {name: np.full(SAMPLES, value, np.float32) for name, value in more.items()}
+    host = suite.host_batch(backend, arrays, samples, accumulate=accumulate, size=SAMPLES, step=step)
+    return suite.on_device(backend, host)
 
 
 def train(backend, steps, every, accumulate=1):
@@ -231,9 +211,7 @@ def test_a_state_goes_on_as_if_it_had_not_been_saved(started):
     build(started, **fields)
     started.scatter_state(saved if started.workers.rank == 0 else None)
     train(started, 2, 2)
-    found = state_of(started)
-    assert found.keys() == expected_state.keys()
-    assert all(np.array_equal(found[name], expected_state[name]) for name in found)
+    assert_equal(state_of(started), expected_state)
 
 
 def test_a_state_without_an_outer_momentum_starts_it_from_zero(started):

@@ -3,41 +3,23 @@
 Run inside a job as ``suite_reduction.py`` is; ``test_contract.py`` does so.
 """
 
-import os
+from functools import partial
 from importlib import import_module
 
 import numpy as np
 import pytest
+from support import suite
+from support.suite import FOLDER, FRAMEWORK, assert_equal, only_torch, started_backend, state_of  # noqa: F401
 
-from hvdtrain.backends import load_backend
 from hvdtrain.backends.reduction.low_rank import first_factor, matrix_shape
-from hvdtrain.config import Config
-from hvdtrain.data.feed import HostBatch
-from hvdtrain.data.order import BatchPlan
 from hvdtrain.errors import PeerLostError
 
-FRAMEWORK = os.environ.get("HVDTRAIN_TEST_FRAMEWORK", "torch")
-FOLDER = {"torch": "torch", "tf": "tensorflow"}[FRAMEWORK]
 SAMPLES, SIDE, OUTPUTS, RANK = 12, 6, 10, 2
 RANDOM = np.random.RandomState(3)
 X = RANDOM.randn(SAMPLES, SIDE, SIDE, 4).astype(np.float32)
 Y = RANDOM.randn(SAMPLES, OUTPUTS).astype(np.float32)
 KERNELS = ("conv/kernel", "out/kernel")
-only_torch = pytest.mark.skipif(FRAMEWORK != "torch", reason="of PyTorch alone")
-only_tensorflow = pytest.mark.skipif(FRAMEWORK != "tf", reason="of TensorFlow alone")
-
-
-def config(**fields):
-    return Config(framework=FRAMEWORK, device="cpu", threads=1, initial_parameters="portable", **fields)
-
-
-@pytest.fixture(scope="module")
-def started():
-    """Start Horovod once; each test builds anew on it."""
-    backend = load_backend(config())
-    yield backend
-    if "HVDTRAIN_TEST_POOL" not in os.environ:  # MPI starts only once in a process
-        backend.close()
+config = partial(suite.config, initial_parameters="portable")
 
 
 @pytest.fixture
@@ -77,13 +59,9 @@ def build(backend, **fields):
     return backend.build(Small(), config(**{"compression": f"powersgd:{RANK}", **fields}))
 
 
-def batch(backend, step, in_warmup=False, accumulate=1):
-    places, real = BatchPlan(SAMPLES, backend.workers.size, accumulate).part(backend.workers.rank, SAMPLES)
-    host = HostBatch(
-        step, {"inputs": X[places], "targets": Y[places]}, real.astype(np.float32), float(SAMPLES), places,
-        in_warmup=in_warmup,
-    )  # fmt: skip
-    return next(iter(backend.to_device([host])))
+def batch(backend, step, accumulate=1):
+    host = suite.host_batch(backend, {"inputs": X, "targets": Y}, SAMPLES, accumulate=accumulate, step=step)
+    return suite.on_device(backend, host)
 
 
 def train(backend, steps, **options):
@@ -136,15 +114,6 @@ def finished(backend, parts):
         reducer.traced = tf.function(lambda given: reducer.finish(given)[0], autograph=False)
     sums = reducer.traced([tf.constant(own[field.path]) for field in fields])
     return {field.path: tensor.numpy() for field, tensor in zip(fields, sums, strict=True)}
-
-
-def scale_of(factor):
-    """Give what returns the number that an array holds when a step runs."""
-    if FRAMEWORK == "torch":
-        return lambda: float(factor[0])
-    import tensorflow as tf
-
-    return lambda: tf.reshape(tf.numpy_function(lambda: np.float32(factor[0]), [], tf.float32), [])
 
 
 class Reference:
@@ -227,8 +196,8 @@ def test_a_gradient_of_zero_gives_zero_and_the_next_step_finds_its_directions(st
     assert np.abs(finished(started, drawn(started, 1))["out/kernel"]).max() > 0.1
 
 
-@pytest.mark.parametrize("fields", [{}, {"ema_decay": 0.9, "clip_norm": 0.1, "optimizer": "lamb"}])
-def test_training_goes_on_from_what_was_saved(started, fields):
+def test_training_goes_on_from_what_was_saved(started):
+    fields = {"ema_decay": 0.9, "clip_norm": 0.1, "optimizer": "lamb"}
     build(started, **fields)
     train(started, range(3))
     state = saved(started)
@@ -256,7 +225,7 @@ def test_a_state_without_errors_starts_from_none(started):
         np.testing.assert_array_equal(after[f"compression/q/{path}"], first_factor(path, shape[1], RANK, 0))
 
 
-@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+@pytest.mark.parametrize("precision", ["bf16", "fp16"] if FRAMEWORK == "torch" else ["fp16"])
 def test_half_precision_trains(started, precision):
     build(started, precision=precision)
     losses = train(started, range(8))
@@ -264,6 +233,7 @@ def test_half_precision_trains(started, precision):
     assert losses[-1] < losses[0]
 
 
+@only_torch  # which accumulates is no reducer's part
 def test_accumulated_gradients_are_compressed_once_a_step(started):
     build(started)
     expected = train(started, range(4))
@@ -274,7 +244,7 @@ def test_accumulated_gradients_are_compressed_once_a_step(started):
 def local(backend):
     """Give what this worker goes on from."""
     state = {name: one.numpy() for name, one in backend.parts.reducer.tensors.items()}
-    return {name: np.array(v) for name, v in {**state, **backend._state.snapshot().read()}.items()}
+    return {name: np.array(v) for name, v in {**state, **state_of(backend)}.items()}
 
 
 def test_a_reduction_that_fails_leaves_a_step_undone(started, failures):

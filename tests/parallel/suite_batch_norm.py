@@ -4,35 +4,19 @@ Run inside a job as the contract suite is, with HVDTRAIN_TEST_FRAMEWORK set; ``t
 does so. Every worker runs the same tests in the same order.
 """
 
-import os
+from functools import partial
 
 import numpy as np
 import pytest
+from support import suite
+from support.suite import FRAMEWORK, only_tensorflow, only_torch, started_backend, state_of  # noqa: F401
 
-from hvdtrain.backends import load_backend
-from hvdtrain.config import Config
 from hvdtrain.data.feed import HostBatch
 from hvdtrain.data.order import BatchPlan
 from hvdtrain.errors import TaskError
 
-FRAMEWORK = os.environ.get("HVDTRAIN_TEST_FRAMEWORK", "torch")
 INPUTS, CHANNELS, EPSILON, MOMENTUM = 3, 4, 1e-3, 0.25
-only_torch = pytest.mark.skipif(FRAMEWORK != "torch", reason="of PyTorch alone")
-only_keras = pytest.mark.skipif(FRAMEWORK != "tf", reason="of Keras alone")
-
-
-@pytest.fixture(scope="module")
-def backend():
-    started = load_backend(config())
-    yield started
-    if "HVDTRAIN_TEST_POOL" not in os.environ:  # MPI starts only once in a process
-        started.close()
-
-
-def config(**fields):
-    return Config(
-        framework=FRAMEWORK, device="cpu", threads=1, **{"momentum": 0.0, "sync_batch_norm": True, **fields}
-    )
+config = partial(suite.config, momentum=0.0, sync_batch_norm=True)
 
 
 class Normed:
@@ -101,7 +85,7 @@ def part(backend, task, count, accumulate):
     host = HostBatch(0, arrays, real.astype(np.float32), float(count), places)
     taken = [np.concatenate([where[k][is_real[k]] for where, is_real in parts]) for k in range(accumulate)]
     whole = [{name: array[places] for name, array in samples.items()} for places in taken]
-    return next(iter(backend.to_device([host]))), whole
+    return suite.on_device(backend, host), whole
 
 
 def after_a_plain_step(backend, task, micro_batches, count):
@@ -151,11 +135,6 @@ def step(backend, batch, learning_rate):
     return backend.train_step(batch, learning_rate).read().sums["loss"]
 
 
-def state_of(backend):
-    """Give this worker's own state."""
-    return backend._state.snapshot().read()
-
-
 def contents(backend):
     """Give what the backend's model holds, by the framework's own names."""
     if FRAMEWORK == "torch":
@@ -203,62 +182,62 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_step_is_the_plain_layers_on_the_whole_batch(backend, case):
-    assert largest_difference(backend, CASES[case], 11) < 1e-5
+def test_a_step_is_the_plain_layers_on_the_whole_batch(started, case):
+    assert largest_difference(started, CASES[case], 11) < 1e-5
 
 
-def test_each_micro_batch_is_that_of_all_workers(backend):
-    assert largest_difference(backend, CASES["images"], 11, accumulate=3) < 1e-5
-
-
-@only_torch
-def test_statistics_without_momentum_are_the_mean_of_all_steps(backend):
-    assert largest_difference(backend, Normed((3,), torch={"momentum": None}), 11, 3) < 1e-5
+def test_each_micro_batch_is_that_of_all_workers(started):
+    assert largest_difference(started, CASES["images"], 11, accumulate=3) < 1e-5
 
 
 @only_torch
-def test_without_moving_statistics_there_is_still_the_batch(backend):
-    assert largest_difference(backend, Normed(torch={"track_running_stats": False}), 11) < 1e-5
+def test_statistics_without_momentum_are_the_mean_of_all_steps(started):
+    assert largest_difference(started, Normed((3,), torch={"momentum": None}), 11, 3) < 1e-5
 
 
-@only_keras
-def test_channels_may_stand_first(backend):
-    assert largest_difference(backend, Normed((CHANNELS, 3), tf={"axis": 1}), 11) < 1e-5
+@only_torch
+def test_without_moving_statistics_there_is_still_the_batch(started):
+    assert largest_difference(started, Normed(torch={"track_running_stats": False}), 11) < 1e-5
 
 
-@only_keras
-def test_masked_steps_do_not_count(backend):
+@only_tensorflow
+def test_channels_may_stand_first(started):
+    assert largest_difference(started, Normed((CHANNELS, 3), tf={"axis": 1}), 11) < 1e-5
+
+
+@only_tensorflow
+def test_masked_steps_do_not_count(started):
     import keras
 
     def masked(norm, x):
         return norm(x, mask=keras.ops.any(x > 0, -1)) + 0.0  # without a mask, which the loss would apply
 
-    assert largest_difference(backend, Normed((5,), masked), 11) < 1e-5
+    assert largest_difference(started, Normed((5,), masked), 11) < 1e-5
 
 
-def test_a_micro_batch_of_padding_alone_moves_nothing(backend):
+def test_a_micro_batch_of_padding_alone_moves_nothing(started):
     task = CASES["images"]
-    backend.build(task, config())
-    before = contents(backend)
+    started.build(task, config())
+    before = contents(started)
     arrays = {name: array[None, :2] for name, array in task.samples(2).items()}
     host = HostBatch(0, arrays, np.zeros((1, 2), np.float32), 1.0, np.zeros((1, 2), int))
-    step(backend, next(iter(backend.to_device([host]))), 1.0)
-    for name, value in contents(backend).items():
+    step(started, suite.on_device(started, host), 1.0)
+    for name, value in contents(started).items():
         np.testing.assert_array_equal(value, before[name], err_msg=name)
 
 
-def test_variances_keep_their_digits_far_from_zero(backend):
+def test_variances_keep_their_digits_far_from_zero(started):
     """In fp32 the difference of E[x^2] and E[x]^2 would have no right digit here."""
     task = CASES["images"]
-    backend.build(task, config())
-    state = state_of(backend)
+    started.build(task, config())
+    state = state_of(started)
     (variance,) = (name for name in state if name.endswith("moving_variance"))
     state["model/dense/bias"] = np.full(CHANNELS, 3000, np.float32)
-    backend._state.load(state)
-    batch, whole = part(backend, task, 11, 1)
+    started._state.load(state)
+    batch, whole = part(started, task, 11, 1)
     x = whole[0]["inputs"].astype(np.float64) @ state["model/dense/kernel"] + 3000
-    step(backend, batch, 0.0)
-    found = (state_of(backend)[variance] - (1 - MOMENTUM)) / MOMENTUM
+    step(started, batch, 0.0)
+    found = (state_of(started)[variance] - (1 - MOMENTUM)) / MOMENTUM
     np.testing.assert_allclose(found, x.reshape(-1, CHANNELS).var(0), rtol=1e-3)
 
 
@@ -292,33 +271,33 @@ class OwnWay(Normed):
         return keras.Sequential([keras.Input((INPUTS,)), keras.layers.Dense(CHANNELS), Mine(name="1")])
 
 
-def test_a_layer_that_computes_in_its_own_way_is_refused_by_name(backend):
+def test_a_layer_that_computes_in_its_own_way_is_refused_by_name(started):
     with pytest.raises(TaskError, match="--sync-batch-norm cannot synchronise 1: Mine"):
-        backend.build(OwnWay(marked=False), config())
+        started.build(OwnWay(marked=False), config())
 
 
 @pytest.mark.parametrize("synchronised", [True, False])
-def test_a_layer_that_may_be_replaced_is_in_training_alone(backend, synchronised):
+def test_a_layer_that_may_be_replaced_is_in_training_alone(started, synchronised):
     task = OwnWay(marked=True)
-    backend.build(task, config(sync_batch_norm=synchronised))
-    batch, whole = part(backend, task, 11, 1)
+    started.build(task, config(sync_batch_norm=synchronised))
+    batch, whole = part(started, task, 11, 1)
     added = 0 if synchronised else 1
-    loss = step(backend, batch, 0.0) / 11
-    if synchronised or backend.workers.size == 1:
+    loss = step(started, batch, 0.0) / 11
+    if synchronised or started.workers.size == 1:
         # normalised outputs and targets of mean 0: all that is left to find is what was added
         targets = whole[0]["targets"]
-        x = whole[0]["inputs"] @ state_of(backend)[next(n for n in state_of(backend) if n.endswith("kernel"))]
+        x = whole[0]["inputs"] @ state_of(started)[next(n for n in state_of(started) if n.endswith("kernel"))]
         normalised = (x - x.mean(0)) / x.std(0)
         assert loss == pytest.approx(float(np.square(normalised + added - targets).mean()), rel=1e-2)
 
 
-def test_the_exported_model_is_a_plain_one(backend, tmp_path):
+def test_the_exported_model_is_a_plain_one(started, tmp_path):
     task = CASES["images"]
-    backend.build(task, config())
-    batch, _ = part(backend, task, 11, 1)
-    step(backend, batch, 0.1)
+    started.build(task, config())
+    batch, _ = part(started, task, 11, 1)
+    step(started, batch, 0.1)
     arrays = {name: array[None] for name, array in task.samples(4).items()}
     host = HostBatch(0, arrays, np.ones((1, 4), np.float32), 4.0, np.zeros((1, 4), int))
     form, name = ("torch-export", "model.pt2") if FRAMEWORK == "torch" else ("keras", "model.keras")
-    exported = backend.export(form, tmp_path / name, [host])
+    exported = started.export(form, tmp_path / name, [host])
     assert exported.difference < 1e-5

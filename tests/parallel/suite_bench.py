@@ -3,15 +3,13 @@
 Run inside a job as ``suite_reduction.py`` is; ``test_bench.py`` does so.
 """
 
-import os
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+from support.suite import config, started_backend  # noqa: F401
 
-from hvdtrain.backends import load_backend
 from hvdtrain.backends.reduction.local_steps import LoneWorker
-from hvdtrain.config import Config
 from hvdtrain.data.training_data import readers_for
 from hvdtrain.jobs.opening.setup import build_together, open_task_data
 from hvdtrain.jobs.opening.start import JobSpec
@@ -20,7 +18,6 @@ from hvdtrain.tools.bench.measure import measure_steps, session_alone
 from hvdtrain.tools.blocks import Recorder, bench_config, run_block
 from hvdtrain.training_plan import TrainingPlan
 
-FRAMEWORK = os.environ.get("HVDTRAIN_TEST_FRAMEWORK", "torch")
 BATCH = 8
 OPTIONS = (
     {"compression": "powersgd:2", "warmup_steps": 5},
@@ -31,19 +28,8 @@ each_option = pytest.mark.parametrize("options", OPTIONS, ids=["powersgd", "bf16
 
 
 def job(**options) -> JobSpec:
-    config = Config(
-        framework=FRAMEWORK, device="cpu", threads=1, batch_size=BATCH, learning_rate=0.01, **options
-    )
-    return JobSpec(config, load_task_class("digits"), "", {})
-
-
-@pytest.fixture(scope="module")
-def started():
-    """Start Horovod once; each test builds anew on it."""
-    backend = load_backend(job().config)
-    yield backend
-    if "HVDTRAIN_TEST_POOL" not in os.environ:  # MPI starts only once in a process
-        backend.close()
+    fields = config(batch_size=BATCH, learning_rate=0.01, **options)
+    return JobSpec(fields, load_task_class("digits"), "", {})
 
 
 @each_option
@@ -61,12 +47,12 @@ def test_steps_are_measured(started, options):
 @each_option
 def test_a_worker_alone_takes_the_same_steps(started, options):
     measured = job(**options)
-    config, task_data = bench_config(measured.config), replace(open_task_data(measured), eval_data=None)
+    fields, task_data = bench_config(measured.config), replace(open_task_data(measured), eval_data=None)
     second = SimpleNamespace(workers=LoneWorker("h1", 1, 2, 1, 2, "Gloo"), info=started.info)
-    plan = TrainingPlan.of(config, 2, len(task_data.train_data))
+    plan = TrainingPlan.of(fields, 2, len(task_data.train_data))
     recorder = Recorder()
-    with readers_for(config, task_data.train_data, None) as readers:
-        session = session_alone(config, second, task_data, plan, readers)
+    with readers_for(fields, task_data.train_data, None) as readers:
+        session = session_alone(fields, second, task_data, plan, readers)
         session.services.report = recorder
         seconds, waited = run_block(session, recorder, 6)
     assert session.backend.workers.size == 1

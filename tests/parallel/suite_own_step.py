@@ -4,22 +4,16 @@ import numpy as np
 import pytest
 from own_step_tasks import Alternating, Fit, Gan, Plain, Sam
 from small_task import INPUTS, OUTPUTS
+from support.suite import config, on_device, started_backend  # noqa: F401
 
-from hvdtrain.backends import load_backend
-from hvdtrain.config import Config
 from hvdtrain.data.feed import HostBatch
 from hvdtrain.errors import TaskError
 
 SAMPLES = 12
 
 
-@pytest.fixture(scope="module")
-def started():
-    return load_backend(Config(framework="tf", device="cpu", threads=1))
-
-
 def build(backend, task, **fields):
-    backend.build(task, Config(framework="tf", device="cpu", threads=1, learning_rate=0.01, **fields))
+    backend.build(task, config(learning_rate=0.01, **fields))
 
 
 def host_batch(task, step=0):
@@ -30,7 +24,7 @@ def host_batch(task, step=0):
 
 
 def train(backend, task, step=0):
-    batch = next(iter(backend.to_device([host_batch(task, step)])))
+    batch = on_device(backend, host_batch(task, step))
     return backend.train_step(batch, 0.01).read()
 
 
@@ -189,7 +183,7 @@ def test_each_parameter_has_one_optimizer(started, case):
             return OWNERS[case][0](keras.optimizers.Adam, *parts)
 
     with pytest.raises(TaskError, match=OWNERS[case][1]):
-        started.build(Owned(), Config(framework="tf", device="cpu", threads=1))
+        started.build(Owned(), config())
 
 
 def test_decisions_by_the_step_take_a_trace_for_each_answer_and_numbers_take_none(started):
@@ -304,6 +298,6 @@ def test_parts_of_the_model_are_in_training_when_the_step_is(started, task):
     found = train(started, task)
     assert found.mean("as_step") == 0
     assert found.mean("asked_not_to") == 1
-    batch = next(iter(started.to_device([host_batch(task)])))
+    batch = on_device(started, host_batch(task))
     evaluated = started.eval_metrics(started.eval_step(batch)).read()
     assert evaluated.mean("as_step") == 1

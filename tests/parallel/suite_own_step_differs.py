@@ -1,24 +1,15 @@
 """Steps of a task's own that differ between two workers. Run in a pool; ``test_own_step.py`` does so."""
 
-import os
-
 import numpy as np
 import pytest
 from own_step_tasks import Fit
+from support.suite import FRAMEWORK, config, on_device, started_backend  # noqa: F401
 
 from hvdtrain import Weighted
-from hvdtrain.backends import load_backend
-from hvdtrain.config import Config
 from hvdtrain.data.feed import HostBatch
 from hvdtrain.errors import TaskError
 
-FRAMEWORK = os.environ.get("HVDTRAIN_TEST_FRAMEWORK", "torch")
 SAMPLES = 4  # of a worker
-
-
-@pytest.fixture(scope="module")
-def started():
-    return load_backend(Config(framework=FRAMEWORK, device="cpu", threads=1))
 
 
 class Differs(Fit):
@@ -60,15 +51,14 @@ class NotEvaluated(Differs):
 
 
 def train(backend, task, padding=0):
-    config = Config(framework=FRAMEWORK, device="cpu", threads=1, learning_rate=0.01)
-    backend.build(task, config)
+    backend.build(task, config(learning_rate=0.01))
     arrays = {
         name: a[None, :SAMPLES] for name, a in zip(("inputs", "targets"), task.train_data(), strict=True)
     }
     weights = np.ones((1, SAMPLES), np.float32)
     weights[0, SAMPLES - padding :] = 0
     batch = HostBatch(0, arrays, weights, 2.0 * (SAMPLES - padding), np.arange(SAMPLES))
-    return backend.train_step(next(iter(backend.to_device([batch]))), 0.01).read()
+    return backend.train_step(on_device(backend, batch), 0.01).read()
 
 
 @pytest.mark.parametrize(

@@ -8,32 +8,15 @@ import time
 
 import numpy as np
 import pytest
+from support import suite
+from support.suite import FRAMEWORK, started_backend, state_of  # noqa: F401
 
-from hvdtrain.backends import load_backend
-from hvdtrain.backends.portable.initial_values import with_initial_values
-from hvdtrain.config import Config
-from hvdtrain.data.feed import HostBatch
-from hvdtrain.data.order import BatchPlan
 from hvdtrain.errors import EnvironmentFault, TaskError
 
-FRAMEWORK = os.environ.get("HVDTRAIN_TEST_FRAMEWORK", "torch")
 INPUTS, OUTPUTS, SAMPLES = 5, 3, 12
 RANDOM = np.random.RandomState(3)
 X = RANDOM.randn(SAMPLES, INPUTS).astype(np.float32)
 Y = RANDOM.randn(SAMPLES, OUTPUTS).astype(np.float32)
-
-
-def config(**fields):
-    return Config(framework=FRAMEWORK, device="cpu", threads=1, **{"momentum": 0.0, **fields})
-
-
-@pytest.fixture(scope="module")
-def started():
-    """Start Horovod once; each test builds anew on it."""
-    backend = load_backend(config())
-    yield backend
-    if "HVDTRAIN_TEST_POOL" not in os.environ:  # MPI starts only once in a process
-        backend.close()
 
 
 class Net:
@@ -77,15 +60,9 @@ class Net:
         return keras.Model(inputs, layers.Dense(OUTPUTS, name="last")(x))
 
 
-def build(backend, task, accumulate=1, **fields):
-    backend.build(task, config(accumulate=accumulate, **fields))
-    backend._state.load(with_initial_values(state_of(backend), 0))
+def build(backend, task, **fields):
+    suite.build(backend, task, **{"momentum": 0.0, **fields})
     return backend
-
-
-def state_of(backend):
-    """Give this worker's own state."""
-    return backend._state.snapshot().read()
 
 
 def scale_of(backend):
@@ -98,11 +75,8 @@ def update_of(backend):
 
 def batch(backend, x, y, step=0, accumulate=1):
     """Give this worker's part of a global batch."""
-    places, real = BatchPlan(len(x), backend.workers.size, accumulate).part(backend.workers.rank, len(x))
-    host = HostBatch(
-        step, {"inputs": x[places], "targets": y[places]}, real.astype(np.float32), float(len(x)), places
-    )
-    return next(iter(backend.to_device([host])))
+    host = suite.host_batch(backend, {"inputs": x, "targets": y}, len(x), accumulate=accumulate, step=step)
+    return suite.on_device(backend, host)
 
 
 def losses(backend, steps, learning_rate=0.1, *, accumulate=1, x=X, y=Y):
@@ -305,7 +279,7 @@ class Blocks(Net):
 def test_recomputed_blocks_change_no_number(started, marked, accumulate, precision):
     def trained(checkpoint_activations):
         backend = build(
-            started, Blocks(marked=marked), accumulate, precision=precision,
+            started, Blocks(marked=marked), accumulate=accumulate, precision=precision,
             checkpoint_activations=checkpoint_activations,
         )  # fmt: skip
         return losses(backend, 6, accumulate=accumulate), state_of(backend)
@@ -361,7 +335,7 @@ def test_a_compiled_model_changes_no_number(started):
     task = Blocks(blocks=1, dropout=0.3 if FRAMEWORK == "torch" else 0.0)
 
     def trained(**fields):
-        backend = build(started, task, 2, checkpoint_activations=True, **fields)
+        backend = build(started, task, accumulate=2, checkpoint_activations=True, **fields)
         found = list(losses(backend, 4, accumulate=2))
         evaluated = backend.eval_metrics(backend.eval_step(batch(backend, X, Y))).read()
         return [*found, evaluated.sums["loss"] / SAMPLES], state_of(backend)

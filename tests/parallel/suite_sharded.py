@@ -5,22 +5,17 @@ Run inside a job, one process a worker, with HVDTRAIN_TEST_FRAMEWORK set; ``test
 
 import ctypes
 import gc
-import os
 import threading
 
 import numpy as np
 import psutil
 import pytest
 from safetensors.numpy import save_file
+from support.suite import FRAMEWORK, config, host_batch, on_device, started_backend  # noqa: F401
 
-from hvdtrain.backends import load_backend
 from hvdtrain.backends.reduction.shards import BUCKET_BYTES
 from hvdtrain.checkpoints.storage import Checkpoint
-from hvdtrain.config import Config
-from hvdtrain.data.feed import HostBatch
-from hvdtrain.data.order import BatchPlan
 
-FRAMEWORK = os.environ.get("HVDTRAIN_TEST_FRAMEWORK", "torch")
 SAMPLES = 12
 WIDTH, LAYERS = 1024, 12  # 50 MB
 MEGABYTE = 1 << 20
@@ -120,32 +115,18 @@ class Tiny(Net):
         return RANDOM.randn(SAMPLES, 4), RANDOM.randn(SAMPLES, 2)
 
 
-@pytest.fixture(scope="module")
-def started():
-    backend = load_backend(Config(framework=FRAMEWORK, device="cpu", threads=1))
-    yield backend
-    if "HVDTRAIN_TEST_POOL" not in os.environ:  # MPI starts only once in a process
-        backend.close()
-
-
 def trained(backend, shard, steps=3, task=None, scale=1.0, **fields):
     """Build anew and train; give the metrics of each step."""
     RANDOM.seed(3)
     task = task or Net()
-    config = Config(
-        framework=FRAMEWORK, device="cpu", threads=1, shard=shard, **{"optimizer": "adamw", **fields}
-    )
-    backend.build(task, config)
+    backend.build(task, config(shard=shard, **{"optimizer": "adamw", **fields}))
     backend.broadcast_state(0)
     x, y = (array.astype(np.float32) for array in task.arrays())
     y[-SAMPLES // backend.workers.size :] *= scale
     found = []
     for step in range(steps):
-        places, real = BatchPlan(SAMPLES, backend.workers.size, 1).part(backend.workers.rank, SAMPLES)
-        host = HostBatch(
-            step, {"inputs": x[places], "targets": y[places]}, real.astype(np.float32), float(SAMPLES), places
-        )
-        pending = backend.train_step(next(iter(backend.to_device([host]))), 0.01)
+        host = host_batch(backend, {"inputs": x, "targets": y}, SAMPLES, step=step)
+        pending = backend.train_step(on_device(backend, host), 0.01)
         found.append(pending.read())
     return found
 

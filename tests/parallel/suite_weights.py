@@ -1,19 +1,13 @@
 """Values that count with weights, against the full batch in numpy. Run by ``test_weights.py`` in jobs."""
 
-import os
-
 import numpy as np
 import pytest
+from support import suite
+from support.suite import started_backend, state_of  # noqa: F401
 
 from hvdtrain import Weighted
-from hvdtrain.backends import load_backend
-from hvdtrain.backends.portable.initial_values import with_initial_values
-from hvdtrain.config import Config
-from hvdtrain.data.feed import HostBatch
-from hvdtrain.data.order import BatchPlan
 from hvdtrain.errors import TaskError
 
-FRAMEWORK = os.environ.get("HVDTRAIN_TEST_FRAMEWORK", "torch")
 SAMPLES, LENGTH, INPUTS, CLASSES = 24, 4, 5, 7
 RANDOM = np.random.RandomState(3)
 X = RANDOM.randn(SAMPLES, LENGTH, INPUTS).astype(np.float32)
@@ -126,39 +120,20 @@ TASKS += [pytest.param(task, marks=pytest.mark.local) for task in LOCAL]
 LOCAL_IGNORED = pytest.param(IgnoredByOwnNumber, marks=pytest.mark.local)
 
 
-@pytest.fixture(scope="module")
-def started():
-    """Start Horovod once; each test builds anew on it."""
-    backend = load_backend(Config(framework=FRAMEWORK, device="cpu", threads=1))
-    yield backend
-    if "HVDTRAIN_TEST_POOL" not in os.environ:  # MPI starts only once in a process
-        backend.close()
-
-
-def build(backend, task, accumulate=1, **fields):
-    fields = {**getattr(task, "config", {}), **fields}
-    backend.build(
-        task,
-        Config(framework=FRAMEWORK, device="cpu", threads=1, momentum=0.0, accumulate=accumulate, **fields),
-    )
-    backend._state.load(with_initial_values(backend._state.snapshot().read(), 0))
+def build(backend, task, **fields):
+    suite.build(backend, task, **{"momentum": 0.0, **getattr(task, "config", {}), **fields})
     return linear(backend)
 
 
 def linear(backend):
-    state = backend._state.snapshot().read()
+    state = state_of(backend)
     return state["model/0/kernel"].astype(np.float64), state["model/0/bias"].astype(np.float64)
 
 
-def part_of(backend, task, count, accumulate=1, *, start=0, size=None):
-    """Give this worker's part of the samples [start, start + count), padded as for ``size`` samples."""
-    plan = BatchPlan(size or count, backend.workers.size, accumulate)
-    places, real = plan.part(backend.workers.rank, count)
-    indices = start + places
-    arrays = {"inputs": X[indices], "targets": task.targets[indices]}
-    arrays |= {name: value[indices] for name, value in task.extra.items()}
-    batch = HostBatch(0, arrays, real.astype(np.float32), float(count), indices)
-    return next(iter(backend.to_device([batch])))
+def part_of(backend, task, count, **fields):
+    """Give this worker's part of some samples."""
+    arrays = {"inputs": X, "targets": task.targets, **task.extra}
+    return suite.on_device(backend, suite.host_batch(backend, arrays, count, **fields))
 
 
 def reference(task, kernel, bias, count):
@@ -202,10 +177,10 @@ def assert_means(metrics, expected):
 @pytest.mark.parametrize("task", TASKS, ids=lambda task: task.__name__)
 def test_a_step_applies_the_gradient_of_the_mean_over_what_counts(started, task):
     count, accumulate = 5, 2
-    kernel, bias = build(started, task(), accumulate)
+    kernel, bias = build(started, task(), accumulate=accumulate)
     # of a larger batch, as the last of a run: with 3 workers, a micro-batch has no sample
     size = max(count, 4 * started.workers.size * accumulate)
-    metrics = started.train_step(part_of(started, task, count, accumulate, size=size), 0.5).read()
+    metrics = started.train_step(part_of(started, task, count, accumulate=accumulate, size=size), 0.5).read()
     *gradients, means = reference(task, kernel, bias, count)
     tolerance = 2e-3 if "compression" in task.config and started.workers.size > 1 else 2e-6
     for before, after, gradient in zip(
