@@ -9,7 +9,7 @@ import re
 # parts of test ids, below contract, conformance, parallel and faults
 KEPT = (
     r"test_conformance\.py::.*-torch-",
-    r"test_conformance\.py::.*\[(kinds|linear|looks|state|tables)\..*-tf-",
+    r"test_conformance\.py::.*\[(linear|looks|state|tables)\..*-tf-",
     r"test_contract\.py::test_backend_keeps.*(torch-2|tf-2)",
     r"test_contract\.py::test_a_step_is_a_transaction\[torch",
     r"test_contract\.py::test_local_steps.*\[torch",

@@ -22,22 +22,6 @@ def torch_of(forward, *layers):
     return Module()
 
 
-class Checkpointed(Model):
-    """Activations that the backward pass computes anew."""
-
-    judge = BOTH
-
-    def torch_model(self):
-        from torch.utils.checkpoint import checkpoint
-
-        def forward(self, x):
-            for layer in self.layers[:-1]:
-                x = checkpoint(lambda value, layer=layer: layer(value).tanh(), x, use_reentrant=False)
-            return self.layers[-1](x)
-
-        return torch_of(forward, (4, 8), (8, 8), (8, 3))
-
-
 class ReentrantCheckpoint(Model):
     """The same by the older way, which runs a backward pass inside of the backward pass."""
 
@@ -78,21 +62,6 @@ class GradientReversal(Model):
 
         return torch_of(forward, (4, 6), (6, 3), (6, 3))
 
-    def tf_model(self):
-        import keras
-        import tensorflow as tf
-
-        class Straight(keras.layers.Layer):
-            def call(self, inputs):
-                @tf.custom_gradient
-                def rounded(x):
-                    return tf.round(4 * x) / 4, lambda gradient: -0.5 * gradient
-
-                return rounded(inputs)
-
-        keras.utils.set_random_seed(0)
-        return keras.Sequential([keras.Input((4,)), keras.layers.Dense(6), Straight(), keras.layers.Dense(3)])
-
 
 class ByTheData(Model):
     """A branch that the values of a batch decide, sample by sample, in Python."""
@@ -106,61 +75,6 @@ class ByTheData(Model):
             return torch.stack([self.layers[int(row[0] > 0)](row) for row in x])
 
         return torch_of(forward, (4, 3), (4, 3))
-
-    def tf_model(self):
-        import keras
-        import tensorflow as tf
-
-        class Branches(keras.Model):
-            def __init__(self):
-                super().__init__()
-                self.first, self.second = keras.layers.Dense(3), keras.layers.Dense(3)
-
-            def call(self, inputs):
-                return tf.where(inputs[:, :1] > 0, self.first(inputs), self.second(inputs))
-
-        keras.utils.set_random_seed(0)
-        model = Branches()
-        model(keras.ops.zeros((1, 4)))
-        return model
-
-
-class InnerGradient(Model):
-    """A model that differentiates: it corrects its output by a gradient that it computes itself."""
-
-    judge = BOTH
-
-    def torch_model(self):
-        import torch
-
-        def forward(self, x):
-            with torch.enable_grad():
-                x = x.detach().requires_grad_()
-                energy = self.layers[0](x).tanh().pow(2).sum()
-                (force,) = torch.autograd.grad(energy, x, create_graph=True)
-            return self.layers[1](force)
-
-        return torch_of(forward, (4, 6), (4, 3))
-
-    def tf_model(self):
-        import keras
-        import tensorflow as tf
-
-        class Energy(keras.Model):
-            def __init__(self):
-                super().__init__()
-                self.hidden, self.head = keras.layers.Dense(6, "tanh"), keras.layers.Dense(3)
-
-            def call(self, inputs):
-                with tf.GradientTape() as tape:
-                    tape.watch(inputs)
-                    energy = tf.reduce_sum(self.hidden(inputs) ** 2)
-                return self.head(tape.gradient(energy, inputs))
-
-        keras.utils.set_random_seed(0)
-        model = Energy()
-        model(tf.zeros((1, 4)))
-        return model
 
 
 class Clamped(Model):
@@ -232,38 +146,6 @@ class Compiled(Model):
         torch.manual_seed(0)
         body = torch.compile(nn.Sequential(nn.Linear(4, 8), nn.Tanh()), backend="eager")
         return nn.Sequential(body, nn.Linear(8, 3))
-
-
-class StochasticDepthOff(Model):
-    """Blocks that training leaves out at random, with the probability 0; each batch calls all of them."""
-
-    judge = BOTH
-
-    def torch_model(self):
-        import torch
-
-        def forward(self, x):
-            for layer in self.layers[:-1]:
-                keep = torch.empty(len(x), 1).bernoulli_(1.0)
-                x = x + layer(x).tanh() * keep if self.training else x + layer(x).tanh()
-            return self.layers[-1](x)
-
-        return torch_of(forward, (4, 4), (4, 4), (4, 3))
-
-    def tf_model(self):
-        import keras
-
-        class Depth(keras.layers.Layer):
-            def __init__(self):
-                super().__init__()
-                self.dense = keras.layers.Dense(4, "tanh")
-
-            def call(self, inputs, training=None):
-                keep = keras.random.uniform((keras.ops.shape(inputs)[0], 1)) >= 0 if training else True
-                return inputs + self.dense(inputs) * keras.ops.cast(keep, "float32")
-
-        keras.utils.set_random_seed(0)
-        return keras.Sequential([keras.Input((4,)), Depth(), Depth(), keras.layers.Dense(3)])
 
 
 class Momentum(Model):

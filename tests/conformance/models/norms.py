@@ -65,48 +65,6 @@ class SynchronizedInKeras(BatchNorm):
         )
 
 
-class OfSamples(Model):
-    """Statistics of a sample alone: layers, groups, instances, root mean squares."""
-
-    judge = Judge(workers=(1, 2))
-
-    def torch_model(self):
-        import torch
-        from torch import nn
-
-        torch.manual_seed(0)
-        return nn.Sequential(
-            nn.Linear(4, 8),
-            nn.LayerNorm(8),
-            nn.Unflatten(1, (4, 2)),
-            nn.GroupNorm(2, 4),
-            nn.InstanceNorm1d(4, affine=True),
-            nn.Flatten(),
-            nn.RMSNorm(8),
-            nn.Linear(8, 3),
-        )
-
-    def tf_model(self):
-        import keras
-
-        keras.utils.set_random_seed(0)
-        layers = keras.layers
-        return keras.Sequential(
-            [
-                keras.Input((4,)),
-                layers.Dense(8),
-                layers.LayerNormalization(),
-                layers.Reshape((2, 4)),
-                layers.GroupNormalization(2),
-                layers.GroupNormalization(-1),
-                layers.Flatten(),
-                layers.RMSNormalization(),
-                layers.UnitNormalization(),
-                layers.Dense(3),
-            ]
-        )
-
-
 class InstanceStatistics(Model):
     """An instance norm that keeps moving statistics, which are means over equal parts of the samples."""
 
@@ -134,19 +92,6 @@ class CumulativeBatchNorm(BatchNorm):
         model = super().torch_model()
         model[1].momentum = None
         return model
-
-
-class WeightNorm(Model):
-    """Weights that are computed of a length and a direction by a parametrization."""
-
-    judge = Judge(workers=(1, 2))
-
-    def torch_model(self):
-        import torch
-        from torch.nn.utils.parametrizations import weight_norm
-
-        torch.manual_seed(0)
-        return torch.nn.Sequential(weight_norm(torch.nn.Linear(4, 8)), torch.nn.GELU(), torch.nn.Linear(8, 3))
 
 
 class HookedWeightNorm(Model):
@@ -186,65 +131,6 @@ class SpectralNorm(Model):
         return keras.Sequential(
             [keras.Input((4,)), layers.SpectralNormalization(layers.Dense(8, "tanh")), layers.Dense(3)]
         )
-
-
-class StandardizedWeights(Model):
-    """A convolution that normalizes its kernel in the forward pass, as in BiT and timm's ScaledStdConv."""
-
-    judge = Judge(workers=(2,))
-
-    def torch_model(self):
-        import torch
-        from torch import nn
-
-        class Standardized(nn.Conv1d):
-            def forward(self, x):
-                mean = self.weight.mean((1, 2), keepdim=True)
-                weight = (self.weight - mean) / (self.weight.var((1, 2), keepdim=True) + 1e-5).sqrt()
-                return self._conv_forward(x, weight, self.bias)
-
-        torch.manual_seed(0)
-        return nn.Sequential(
-            nn.Unflatten(1, (1, 4)), Standardized(1, 6, 3), nn.GroupNorm(3, 6), nn.Flatten(), nn.Linear(12, 3)
-        )
-
-    def tf_model(self):
-        import keras
-
-        class Standardized(keras.layers.Dense):
-            def call(self, inputs):
-                mean, variance = keras.ops.moments(self.kernel, axes=0, keepdims=True)
-                return inputs @ ((self.kernel - mean) / keras.ops.sqrt(variance + 1e-5)) + self.bias
-
-        keras.utils.set_random_seed(0)
-        return keras.Sequential([keras.Input((4,)), Standardized(6), keras.layers.Dense(3)])
-
-
-class ActNorm(Model):
-    """Scale and shift that the first batch sets, as in Glow: a flag in a buffer says that it has."""
-
-    judge = Judge(workers=(1,))
-
-    def torch_model(self):
-        import torch
-        from torch import nn
-
-        class ActNorm(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.shift, self.scale = nn.Parameter(torch.zeros(8)), nn.Parameter(torch.ones(8))
-                self.register_buffer("is_set", torch.zeros((), dtype=torch.uint8))
-
-            def forward(self, x):
-                if self.training and not self.is_set:
-                    with torch.no_grad():
-                        self.shift.copy_(-x.mean(0))
-                        self.scale.copy_(1 / x.std(0))
-                    self.is_set.fill_(1)
-                return (x + self.shift) * self.scale
-
-        torch.manual_seed(0)
-        return nn.Sequential(nn.Linear(4, 8), ActNorm(), nn.Linear(8, 3))
 
 
 class SingleRows(Model):

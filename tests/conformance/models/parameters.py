@@ -1,6 +1,8 @@
 """Parameters that are shared, made late, computed of others, or that do not always get a gradient."""
 
-from conformance.zoo import DECAYED, Judge, Model
+from collections.abc import Mapping
+
+from conformance.zoo import DECAYED, GRADIENT_DESCENT, Judge, Model
 
 
 class TiedWeights(Model):
@@ -275,32 +277,6 @@ class UsedBySomeSamples(Model):
         return Experts()
 
 
-class KerasExperts(Model):
-    """The same in Keras: each expert has its gradient, of zeros for samples that another one serves."""
-
-    judge = Judge(workers=(1, 2))
-
-    def tf_model(self):
-        import keras
-
-        class Experts(keras.Model):
-            def __init__(self):
-                super().__init__()
-                self.gate = keras.layers.Dense(4)
-                self.experts = [keras.layers.Dense(3) for _ in range(4)]
-
-            def call(self, inputs):
-                chances = keras.ops.softmax(self.gate(inputs))
-                best = keras.ops.one_hot(keras.ops.argmax(chances, -1), 4)
-                outputs = keras.ops.stack([expert(inputs) for expert in self.experts], 1)
-                return keras.ops.sum((best * chances)[..., None] * outputs, 1)
-
-        keras.utils.set_random_seed(0)
-        model = Experts()
-        model(keras.ops.zeros((1, 4)))
-        return model
-
-
 class Parametrized(Model):
     """A weight that is kept symmetric, and one that is kept orthogonal."""
 
@@ -431,3 +407,28 @@ class UsedLater(UsedInSomeSteps):
         model = super().torch_model()
         model.calls -= 3  # the first two steps, after which the run is resumed, do not use it
         return model
+
+
+class AdamOfGroups(Model):
+    """Groups with rates of their own, no decay for biases, AMSGrad."""
+
+    judge = Judge(workers=(1, 2))
+    defaults: Mapping[str, object] = {**GRADIENT_DESCENT, "learning_rate": 0.05}
+
+    def torch_model(self):
+        import torch
+
+        torch.manual_seed(0)
+        self.model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 3))
+        return self.model
+
+    def torch_optimizer(self, parameters):
+        import torch
+
+        bias = [p for p in parameters if p.ndim == 1]
+        rest = [p for p in parameters if p.ndim > 1]
+        groups = [
+            {"params": bias, "weight_decay": 0.0, "lr": 0.01},
+            {"params": rest, "weight_decay": 0.1},
+        ]
+        return torch.optim.AdamW(groups, lr=0.05, amsgrad=True)
