@@ -85,13 +85,29 @@ def test_another_reducer_is_one_class_and_one_row(started, monkeypatch, accumula
         np.testing.assert_allclose(value, expected[name], atol=1e-6, err_msg=name)
 
 
-def test_small_parts_of_the_mean_keep_their_digits_in_fp16(started):
+@pytest.fixture
+def sent(reduction, monkeypatch):
+    """The types of all that is summed."""
+    types, name = [], {"torch": "allreduce_async_", "tf": "allreduce"}[FRAMEWORK]
+    begin = getattr(reduction.hvd, name)
+
+    def begun(tensor, **arguments):
+        types.append(str(tensor.dtype))
+        return begin(tensor, **arguments)
+
+    monkeypatch.setattr(reduction.hvd, name, begun)
+    return types
+
+
+def test_small_parts_of_the_mean_keep_their_digits_in_fp16(started, sent):
     """A worker's part of 1.5e-5 lies among the numbers of fp16 that have few digits; times 2 it has more."""
     size = started.workers.size
     if size == 1:
         return
     reducer = reducer_class(FRAMEWORK, "fp16")(started.workers)
     assert reduced(reducer, 1.2345e-4 / size) == pytest.approx(1.2345e-4, rel=2**-10)
+    assert len(sent) == 1
+    assert "float16" in sent[0]
 
 
 def test_gradients_with_a_loss_scale_are_not_multiplied_again(started):

@@ -4,8 +4,8 @@ import json
 
 import numpy as np
 import pytest
-from support.jobs import launcher, run, shared_run, train
 from support.object_store import object_store
+from support.pool import command, shared_run, train
 
 pytest.importorskip("s3fs")
 pytest.importorskip("moto")
@@ -21,12 +21,11 @@ def store():
         yield found
 
 
-def hvdtrain(store, cwd, *words, workers=1, controller="none"):
+def hvdtrain(store, cwd, *words, workers=1, controller="none", framework="torch", returncode=0):
     """Run a command with its own cache; return what it showed."""
-    command = [*launcher(workers, controller), "python", "-m", "hvdtrain", *words]
-    environ = {**store.environ, "HVDTRAIN_CACHE": str(cwd / "cache"), "OMP_NUM_THREADS": "1"}
-    done = run(command, cwd, 300, **environ)
-    assert done.returncode == 0, done.output[-5000:]
+    environ = {**store.environ, "HVDTRAIN_CACHE": str(cwd / "cache")}
+    done = command(workers, controller, framework, *words, cwd=cwd, **environ)
+    assert done.returncode == returncode, done.output[-5000:]
     assert str(cwd / "cache") not in done.output
     return done.output
 
@@ -36,7 +35,7 @@ def test_a_checkpoint_in_a_store_is_evaluated(store, tmp_path, framework, contro
     url, output = store.url("runs/first"), tmp_path / "metrics.jsonl"
     before = store.objects("runs")
     words = ("evaluate", url, "--framework", framework, "--output", str(output))
-    shown = hvdtrain(store, tmp_path, *words, workers=2, controller=controller)
+    shown = hvdtrain(store, tmp_path, *words, workers=2, controller=controller, framework=framework)
     assert f"{url}/checkpoints/step-00000006" in shown
     trained = shared_run(1, "none", "--framework", "torch", *OPTIONS)
     found = json.loads(output.read_text())
@@ -52,28 +51,16 @@ def test_predictions_and_exports_are_written_here(store, tmp_path):
     assert str(made) in shown
     with np.load(made) as arrays:
         assert all(len(array) > 100 for array in arrays.values())
-    environ = {**store.environ, "HVDTRAIN_CACHE": str(tmp_path / "cache")}
-    command = [
-        "python",
-        "-m",
-        "hvdtrain",
-        "export",
-        f"{url}/checkpoints/step-00000003",
-        "--to",
-        "safetensors",
-    ]
-    ended = run(command, tmp_path, 300, **environ)
-    assert ended.returncode == 2
-    assert "Give an --output" in ended.output
-    ended = run([*command, "--output", store.url("made.safetensors")], tmp_path, 300, **environ)
-    assert ended.returncode == 2
-    assert "a path of this host is needed here" in ended.output
+    words = ("export", f"{url}/checkpoints/step-00000003", "--to", "safetensors")
+    assert "Give an --output" in hvdtrain(store, tmp_path, *words, returncode=2)
+    words += ("--output", store.url("made.safetensors"))
+    assert "a path of this host is needed here" in hvdtrain(store, tmp_path, *words, returncode=2)
 
 
 @pytest.mark.parametrize(("framework", "controller"), [("torch", "gloo")])
 def test_training_starts_from_weights_in_a_store(store, tmp_path, framework, controller):
     url = store.url("runs/first/checkpoints/step-00000003")
-    environ = {**store.environ, "HVDTRAIN_CACHE": str(tmp_path / "cache"), "OMP_NUM_THREADS": "1"}
+    environ = {**store.environ, "HVDTRAIN_CACHE": str(tmp_path / "cache")}
     words = ("--framework", framework, *OPTIONS, "--init")
     trained = train(
         2, controller, *words, store.url("runs/first"), "--best", "loss:max", cwd=tmp_path, **environ
@@ -84,14 +71,11 @@ def test_training_starts_from_weights_in_a_store(store, tmp_path, framework, con
     assert str(tmp_path / "cache") not in config
     local = shared_run(1, "none", "--framework", "torch", *OPTIONS).folder / "checkpoints" / "step-00000003"
     (tmp_path / "other").mkdir()
-    other = train(2, controller, *words, str(local), cwd=tmp_path / "other", OMP_NUM_THREADS="1")
+    other = train(2, controller, *words, str(local), cwd=tmp_path / "other")
     assert trained.losses == other.losses
 
 
 def test_a_checkpoint_that_is_not_there_is_told(store, tmp_path):
-    environ = {**store.environ, "HVDTRAIN_CACHE": str(tmp_path / "cache")}
     url = store.url("runs/none")
     words = ["--framework", "torch", *OPTIONS, "--init", url, "--run-dir", str(tmp_path / "run")]
-    ended = run(["python", "-m", "hvdtrain", *words], tmp_path, 300, **environ)
-    assert ended.returncode == 2, ended.output
-    assert f"no checkpoint in {url}" in ended.output
+    assert f"no checkpoint in {url}" in hvdtrain(store, tmp_path, *words, returncode=2)

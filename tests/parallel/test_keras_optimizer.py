@@ -3,15 +3,14 @@
 from pathlib import Path
 
 import numpy as np
-from support.jobs import launcher, run
+from support.pool import Key, call
 
 JOB = Path(__file__).with_name("job_keras_optimizer.py")
 OURS = ["fit", "apply_eagerly", "fp16", "keras_fit"]
 
 
 def test_workers_with_other_data_get_what_one_worker_gets_from_all_of_it(tmp_path):
-    result = run([*launcher(2, "gloo"), "python", str(JOB)], tmp_path)
-    assert result.returncode == 0, result.output[-5000:]
+    call(Key("tf", "gloo", 2), "support.cases:script", tmp_path, path=str(JOB), arguments=[])
     one, other = (np.load(tmp_path / f"rank-{rank}.npz") for rank in range(2))
     for way in OURS:
         np.testing.assert_array_equal(one[way], other[way])

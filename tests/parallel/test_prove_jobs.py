@@ -8,29 +8,19 @@ from support.jobs import launcher, run
 
 ZOO, PROVED = "tests/conformance/models", "proved: what could be compared is equal"
 # task, framework, how it is launched (or it launches two workers itself), what differs first, what is said
+OWN = "tests/support/prove_tasks.py"
 CASES = {
     "right": ("examples/tumors.py:Tumors", "tf", "gloo", "", PROVED),
-    "own step": (
-        "tests/support/prove_tasks.py:Stepping",
-        "torch",
-        "",
-        "",
-        "the task has its own training step",
-    ),
-    "forgotten": (
-        "tests/support/prove_tasks.py:Forgetful",
-        "torch",
-        "",
-        "step 1, ",
-        "what no checkpoint has",
-    ),
+    "own step": (f"{OWN}:Stepping", "torch", "", "", "the task has its own training step"),
+    "forgotten": (f"{OWN}:Forgetful", "torch", "", "step 1, ", "what no checkpoint has"),
     "queue": (
         f"{ZOO}/state.py:Queue",
         "torch",
         "mpi",
         "step 1, queue",
-        "buffer 'queue' is each worker's own",
+        "buffer 'queue' is each worker's",
     ),
+    "masks": (f"{OWN}:Unmasked", "tf", "", "step 1, the loss", "a plain loop"),
 }
 
 

@@ -17,7 +17,7 @@ UNDIVIDED = (
 # Files of the other folders that run anywhere: their tests launch jobs of their own, or run in the process of
 # the tests, and use few pools or none.
 APART = (
-    "test_bench.py", "test_compression.py", "test_from_stores.py", "test_keras_optimizer.py",
+    "test_bench.py",
     "test_launch.py", "test_model_twins.py", "test_notebook.py", "test_parity.py", "test_parity_jobs.py",
     "test_plan.py", "test_profile.py", "test_prove_jobs.py",
     "test_search.py", "test_tracking.py", "test_waiting.py",
@@ -40,8 +40,6 @@ SECONDS = {
     "faults/test_tracked_elastic": 20,
     "faults/test_worlds": 50,
     "parallel/test_bench": 100,
-    "parallel/test_compression": 50,
-    "parallel/test_from_stores": 50,
     "parallel/test_launch": 90,
     "parallel/test_notebook": 20,
     "parallel/test_parity_jobs": 40,

@@ -1,5 +1,6 @@
 """Tasks that ``prove`` must not let pass."""
 
+from conformance.models.keras_masks import Regression
 from conformance.zoo import Model
 
 
@@ -70,3 +71,12 @@ class Stepping(Model):
 
         torch.manual_seed(0)
         return torch.nn.Linear(4, 3)
+
+
+class Unmasked(Regression):
+    """Is right, but a mask does not reach the loss here; plain loops do not use what is changed."""
+
+    def __init__(self):
+        from hvdtrain.backends.tensorflow.objective import losses
+
+        object.__setattr__(losses.LOSSES, "mask_of", lambda outputs: None)
