@@ -20,8 +20,6 @@ from broken_jobs import LIMIT_SECONDS, command, fails, nothing_left
 from hosts import Cluster
 from support import jobs
 
-BOTH = pytest.mark.parametrize("controller", jobs.CONTROLLERS)
-
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory):
@@ -29,8 +27,8 @@ def cluster(tmp_path_factory):
         yield cluster
 
 
-@BOTH
-def test_all_hosts_that_ssh_does_not_get_to_are_named_each_with_its_reason(tmp_path, controller):
+def test_all_hosts_that_ssh_does_not_get_to_are_named_each_with_its_reason(tmp_path):
+    """They are tried before the controller counts."""
     slots = {"h1": 2, "h2": 1, "h3": 1, "h4": 1, "h5": 1}
     with Cluster(slots, shared=tmp_path) as cluster, contextlib.ExitStack() as broken:
         refuses = cluster.hosts["h2"]
@@ -46,7 +44,7 @@ def test_all_hosts_that_ssh_does_not_get_to_are_named_each_with_its_reason(tmp_p
             "no ssh to host h5: .*(timed out|No route)",
             "no ssh to host h9: .*resolve",  # it has no address
         )
-        fails(cluster, controller, tmp_path, *said, hosts=f"{cluster.words()},h9:1")
+        fails(cluster, "mpi", tmp_path, *said, hosts=f"{cluster.words()},h9:1")
 
 
 def test_a_host_that_cannot_resolve_its_own_name(cluster, tmp_path):

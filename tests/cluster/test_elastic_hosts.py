@@ -111,10 +111,11 @@ def test_workers_come_and_go_with_the_hosts(cluster, folder):
     assert "h3" in "".join(read(path) for path in folder.glob("*.json"))
 
 
-@pytest.mark.timeout(1200)
-def test_a_drill_on_three_hosts_loses_nothing(cluster, folder):
-    words = [sys.executable, "-m", "hvdtrain", "drill", "-H", cluster.words(), "--framework", "tf"]
+@pytest.mark.timeout(900)
+def test_a_drill_on_hosts_loses_nothing(cluster, folder):
+    """With PyTorch, which starts soon; test_elastic_jobs.py has jobs of TensorFlow."""
+    words = [sys.executable, "-m", "hvdtrain", "drill", "-H", "h1:1,h2:1", "--framework", "torch"]
     options = ["--folder", str(folder / "drill"), "--json", str(folder / "drill.json")]
-    result = cluster.head.run([*words, *options], cwd=folder, timeout=1100, PYTHONPATH=str(ROOT))
+    result = cluster.head.run([*words, *options], cwd=folder, timeout=800, PYTHONPATH=str(ROOT))
     assert result.returncode == 0, result.output[-6000:]
     assert json.loads(read(folder / "drill.json"))["lost"] == 0

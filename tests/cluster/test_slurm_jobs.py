@@ -63,9 +63,9 @@ def grace(request, slurm):
     slurm.run(["scontrol", "update", "PartitionName=batch", f"GraceTime={GRACE_SECONDS}"])
 
 
-def submitted(slurm: Slurm, folder: Path, framework: str, *options: str) -> str:
+def submitted(slurm: Slurm, folder: Path, *options: str) -> str:
     """Submit a job on both nodes that takes its time; give its number."""
-    task = ("--task", f"{TASKS}:Fit", "--framework", framework, "--run-dir", "run")
+    task = ("--task", f"{TASKS}:Fit", "--framework", "torch", "--run-dir", "run")
     return slurm.submit([SCRIPT, *task, *OPTIONS, *options], folder, **SLOW)
 
 
@@ -107,14 +107,20 @@ def run_in(folder: Path) -> Run:
     return Run(folder / "run", None)
 
 
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """The uninterrupted run."""
+    return finished(
+        command_for(2, "mpi", "Fit", "--framework", "torch", *OPTIONS), tmp_path_factory.mktemp("alone")
+    )
+
+
 @pytest.mark.usefixtures("grace")
-@pytest.mark.parametrize(("framework", "grace"), [("torch", 60), ("tf", 0)], indirect=["grace"])
-def test_preempted_and_requeued_it_ends_with_the_result_of_the_uninterrupted_run(slurm, tmp_path, framework):
-    job = submitted(slurm, tmp_path, framework)
+@pytest.mark.parametrize("grace", [60, 0], indirect=True)
+def test_preempted_and_requeued_it_ends_with_the_result_of_the_uninterrupted_run(slurm, tmp_path, alone):
+    job = submitted(slurm, tmp_path)
     trains(slurm, tmp_path, job)
     preempt(slurm, tmp_path, job)
-    (tmp_path / "alone").mkdir()
-    alone = finished(command_for(2, "mpi", "Fit", "--framework", framework, *OPTIONS), tmp_path / "alone")
     completed(slurm, tmp_path, job)
 
     said, preempted = output(tmp_path, job), run_in(tmp_path)
@@ -129,7 +135,7 @@ def test_preempted_and_requeued_it_ends_with_the_result_of_the_uninterrupted_run
 
 
 def test_preempted_before_it_trains_it_is_requeued(slurm, tmp_path):
-    job = submitted(slurm, tmp_path, "torch", "--steps", "3")
+    job = submitted(slurm, tmp_path, "--steps", "3")
     slurm.await_state(job, "RUNNING", timeout=LIMIT_SECONDS)
     preempt(slurm, tmp_path, job)
     completed(slurm, tmp_path, job)
@@ -137,7 +143,7 @@ def test_preempted_before_it_trains_it_is_requeued(slurm, tmp_path):
 
 
 def test_a_worker_that_is_killed_ends_the_job(slurm, tmp_path, cluster):
-    job = submitted(slurm, tmp_path, "torch")
+    job = submitted(slurm, tmp_path)
     trains(slurm, tmp_path, job)
     (worker,) = (pid for pid in cluster.hosts["n2"].namespaces.pids("python") if is_worker(pid))
     os.kill(worker, signal.SIGKILL)

@@ -3,23 +3,13 @@
 import re
 import socket
 
-import pytest
-from endings import SOON_SECONDS, TASKS, Ending, end_of
+from endings import SOON_SECONDS, TASKS, end_of
 
 
-@pytest.fixture(scope="module", params=[("torch", "gloo")], ids="-".join)
-def ending(request, tmp_path_factory) -> Ending:
-    framework, controller = request.param
-    options = ("--framework", framework, "--sync-batch-norm")
-    return end_of(2, controller, "DryRunRaises", *options, cwd=tmp_path_factory.mktemp("job"))
-
-
-def test_every_worker_ends_soon(ending):
+def test_the_error_is_said_once_with_rank_line_and_shapes_and_every_worker_ends_soon(tmp_path):
+    ending = end_of(2, "gloo", "DryRunRaises", "--framework", "torch", "--sync-batch-norm", cwd=tmp_path)
     assert ending.returncode == 2
     assert ending.seconds_since_failure() < SOON_SECONDS
-
-
-def test_the_error_is_said_once_with_rank_line_and_shapes(ending):
     (line,) = re.findall(r"hvdtrain: .*", ending.output)
     assert line.startswith(
         f"hvdtrain: rank 1 on {socket.gethostname()}: the first batch of the training data fails"
@@ -27,7 +17,4 @@ def test_the_error_is_said_once_with_rank_line_and_shapes(ending):
     assert re.search(rf"{TASKS}, line \d+: ValueError: .*the flux capacitor is empty", line)
     assert ending.output.count("It has inputs float32 (4, 4), targets float32 (4, 3)") == 1
     assert "Traceback" not in ending.output
-
-
-def test_no_run_directory_is_made(ending):
-    assert not (ending.folder / "run").exists()
+    assert not (tmp_path / "run").exists()

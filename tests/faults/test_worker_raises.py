@@ -25,27 +25,16 @@ def ending(request, tmp_path_factory) -> Ending:
     return end_of(2, controller, task, "--framework", framework, cwd=folder)
 
 
-def test_exit_code_says_that_training_failed(ending):
+def test_the_error_appears_once_and_whole_and_every_worker_ends_soon(ending):
     assert ending.returncode == 4
-
-
-def test_every_worker_ends_soon(ending):
     assert ending.seconds_since_failure() < SOON_SECONDS
-
-
-def test_the_error_appears_once_with_rank_and_host(ending):
+    failed = f"rank 1 on {socket.gethostname()}: training failed at step "
     (line,) = re.findall(r"^hvdtrain: .*", ending.output, re.MULTILINE)
-    assert line.startswith(f"hvdtrain: rank 1 on {socket.gethostname()}: training failed at step ")
+    assert line.startswith(f"hvdtrain: {failed}")
     assert RAISED.search(line)
-
-
-def test_the_error_appears_whole(ending):
     assert ending.output.count("Traceback (most recent call last)") == 1
     assert 'raise ValueError("the flux capacitor is empty")' in ending.output
     assert f'File "{TASKS}", line ' in ending.output
-
-
-def test_the_summary_says_that_the_run_failed_and_why(ending):
     assert ending.summary["status"] == "failed"
-    assert re.match(rf"rank 1 on {socket.gethostname()}: training failed at step ", ending.summary["error"])
+    assert ending.summary["error"].startswith(failed)
     assert RAISED.search(ending.summary["error"])
