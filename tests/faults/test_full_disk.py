@@ -116,12 +116,9 @@ class After:
     summary: dict | None
 
 
-def train(
-    disk: Path, happen: Callable[[started], None], *options: str, framework: str = "torch", workers: int = 1
-) -> After:
+def train(disk: Path, happen: Callable[[started], None], *options: str) -> After:
     """Train on a disk; let something happen to it once the checkpoint of step 10 is there."""
-    controller = "none" if workers == 1 else "gloo"
-    command = command_for(workers, controller, "Fit", "--framework", framework, *OPTIONS, *options)
+    command = command_for(1, "none", "Fit", "--framework", "torch", *OPTIONS, *options)
     checkpoints = disk / "run" / "checkpoints"
     with slow(command, disk, SAMPLE_SECONDS) as job:
         await_in(job, (checkpoints / "step-00000010").exists)
@@ -142,57 +139,32 @@ def train(
 
 # --- no room for checkpoints any more, to the end
 
-PLACES = [("torch", "tmpfs")]
 
-
-@pytest.fixture(scope="module", params=PLACES, ids="-".join)
-def full(request):
-    framework, kind = request.param
-    with small_disk(kind) as disk:
-        yield train(disk, partial(keep_full, disk), "--steps", str(STEPS), framework=framework)
-
-
-def test_a_full_disk_does_not_stop_training(full):
-    assert full.summary["status"] == "unsaved"
-    assert trained_steps(full.run) == list(range(1, STEPS + 1))
-
-
-def test_a_last_state_that_could_not_be_saved_is_no_success(full):
-    assert full.returncode == 3
+def test_a_full_disk_does_not_stop_training_and_leaves_the_newest_checkpoint():
+    with small_disk("tmpfs") as disk:
+        full = train(disk, partial(keep_full, disk), "--steps", str(STEPS))
+        assert trained_steps(full.run) == list(range(1, STEPS + 1))
+    assert (full.returncode, full.summary["status"]) == (3, "unsaved")
     assert f"the checkpoint could not be written: step {STEPS}: No space left on device" in full.said
-
-
-def test_a_full_disk_leaves_the_newest_checkpoint(full):
-    assert 10 <= full.steps[-1] < STEPS
-    assert len(full.steps) == 1
-
-
-def test_a_full_disk_leaves_no_half_checkpoint(full):
+    (newest,) = full.steps
+    assert 10 <= newest < STEPS
     assert full.unfinished == []
-
-
-def test_the_run_says_once_that_a_checkpoint_could_not_be_written(full):
-    newest = f"run/checkpoints/step-{full.steps[-1]:08d}"
     failed = re.findall(
         r"cannot write the checkpoint of step (\d+): No space left on device \(\S+\); (\S+) is whole; "
         "training continues, the next save tries again",
         full.said,
     )
-    assert failed == [(str(full.steps[-1] + 5), newest)]
-
-
-def test_the_summary_tells_of_the_saves_that_failed(full):
-    assert full.summary["failed_saves"] == (STEPS - full.steps[-1]) // 5
+    assert failed == [(str(newest + 5), f"run/checkpoints/step-{newest:08d}")], "it is said once"
+    assert full.summary["failed_saves"] == (STEPS - newest) // 5
     assert full.summary["save_error"].startswith(f"step {STEPS}: No space left on device")
-    assert full.summary["checkpoint"] == f"run/checkpoints/step-{full.steps[-1]:08d}"
+    assert full.summary["checkpoint"] == f"run/checkpoints/step-{newest:08d}"
 
 
 # --- no room for anything, then some again
 
 
-@pytest.fixture(scope="module")
-def freed():
-    """Fill the disk to the last byte; once checkpoint and log have failed, make room."""
+def test_once_there_is_room_the_log_is_complete_and_the_next_save_succeeds():
+    """The disk is filled to the last byte; once checkpoint and log have failed, there is room."""
     while_full = []
 
     def fill_and_free(job: started) -> None:
@@ -211,29 +183,18 @@ def freed():
         return {Path(name.rstrip(":")).name for name in re.findall(r"cannot write (?:the )?(\S+)", text)}
 
     with small_disk("ext4") as disk:
-        yield train(disk, fill_and_free, "--steps", str(LONG)), *while_full
-
-
-def test_a_log_on_a_full_disk_holds_whole_lines(freed):
-    *lines, rest = freed[1].split(b"\n")
-    assert rest == b""
+        after = train(disk, fill_and_free, "--steps", str(LONG))
+        assert trained_steps(after.run) == list(range(1, LONG + 1))
+    log, step = while_full
+    *lines, rest = log.split(b"\n")
+    assert rest == b"", "the log holds whole lines"
     steps = [json.loads(line)["step"] for line in lines if b'"train"' in line]
     assert steps == list(range(1, len(steps) + 1))
     assert len(steps) < LONG
-
-
-def test_once_there_is_room_the_next_save_succeeds(freed):
-    assert freed[2] < LONG
-    assert freed[0].steps[-1] == LONG
-
-
-def test_once_there_is_room_the_log_is_complete(freed):
-    assert trained_steps(freed[0].run) == list(range(1, LONG + 1))
-
-
-def test_saves_that_failed_do_not_make_a_run_fail(freed):
-    assert freed[0].returncode == 0
-    assert freed[0].summary["failed_saves"] >= 1
+    assert step < LONG
+    assert after.steps[-1] == LONG
+    assert after.returncode == 0
+    assert after.summary["failed_saves"] >= 1
 
 
 def test_what_waits_for_room_is_written_at_the_end_at_the_latest():
@@ -251,22 +212,13 @@ def test_what_waits_for_room_is_written_at_the_end_at_the_latest():
 # --- no room to resume
 
 
-@pytest.fixture(scope="module")
-def no_room():
-    """Try to go on with a run on a full disk; give the result, and its files before and after."""
+def test_without_room_for_its_own_files_a_run_does_not_begin_and_changes_nothing():
     with small_disk("ext4") as disk:
         command = command_for(1, "none", "Fit", "--framework", "torch", *OPTIONS, "--resume")
         folder = finished([*command, "--steps", "7"], disk).folder
         fill(disk, left=0)
         before = content_of(folder)
         result = run([*command, "--steps", "9"], disk)
-        yield result, before, content_of(folder)
-
-
-def test_without_room_for_its_own_files_a_run_does_not_begin(no_room):
-    assert no_room[0].returncode == 3
-    assert "No space left on device" in no_room[0].stderr
-
-
-def test_a_run_that_could_not_begin_changes_nothing(no_room):
-    assert no_room[2] == no_room[1]
+        assert content_of(folder) == before
+    assert result.returncode == 3
+    assert "No space left on device" in result.stderr

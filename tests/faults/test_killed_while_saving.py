@@ -92,7 +92,7 @@ def has_unfinished(folder: Path) -> bool:
     return any((folder / "run" / "checkpoints").glob(".*-step-*"))
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def killed() -> Killed:
     """Train without a launcher, killed and started again in child processes of one script."""
     folder = temporary_folder()
@@ -126,35 +126,21 @@ def killed() -> Killed:
     return seen
 
 
-@pytest.fixture(scope="module")
-def uninterrupted():
-    """Train in one go, and save at the end only."""
-    words = ("--set", f"task_options.hidden={HIDDEN}", "--steps", str(STEPS), "--set", "save_every=null")
-    return trained(1, "none", "Fit", "--framework", "torch", *words, cwd=temporary_folder())
-
-
-def test_kills_come_while_a_checkpoint_is_written(killed):
-    assert killed.unfinished >= KILLS // 4
-
-
-def test_every_start_goes_on_from_the_newest_checkpoint(killed):
+def test_no_kill_takes_a_step_or_the_newest_checkpoint_away(killed):
+    uninterrupted = trained(
+        *(1, "none", "Fit", "--framework", "torch", "--set", f"task_options.hidden={HIDDEN}"),
+        *("--steps", str(STEPS), "--set", "save_every=null"),
+        cwd=temporary_folder(),
+    )
+    assert killed.unfinished >= KILLS // 4, "kills come while a checkpoint is written"
     before = [0, *killed.newest[:-1]]
     found = [(said, newest) for said, newest in zip(killed.said, before, strict=True) if said is not None]
-    assert [said for said, _ in found] == [newest for _, newest in found]
+    assert [said for said, _ in found] == [newest for _, newest in found], (
+        "each start goes on from the newest"
+    )
     assert killed.said[-1] is not None
-
-
-def test_no_kill_takes_the_newest_checkpoint_away(killed):
     assert killed.newest == sorted(killed.newest)
-
-
-def test_every_step_is_logged_once(killed):
     assert trained_steps(killed.run) == list(range(1, STEPS + 1))
-
-
-def test_all_that_is_logged_is_that_of_an_uninterrupted_run(killed, uninterrupted):
     assert logged(killed.run) == logged(uninterrupted)
-
-
-def test_nothing_half_written_is_left(killed):
-    assert sorted(path.name[:5] for path in (killed.run.folder / "checkpoints").iterdir()) == ["step-"] * 2
+    left = sorted(path.name[:5] for path in (killed.run.folder / "checkpoints").iterdir())
+    assert left == ["step-"] * 2, "nothing half written is left"

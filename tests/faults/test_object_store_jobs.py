@@ -1,17 +1,14 @@
 """Jobs whose run directory lies in an object store: killed, without a store, beside objects of others."""
 
 import re
-from dataclasses import dataclass
 
 import pytest
 from support import stored_jobs
-from support.jobs import Result, temporary_folder
+from support.jobs import temporary_folder
 from support.stored_jobs import (
     CLAIM,
     STEPS,
     Host,
-    Local,
-    Saved,
     await_in,
     await_saved,
     ended,
@@ -31,110 +28,46 @@ from support.stream_files import write_samples
 
 pytest.importorskip("pyarrow")
 
-# --- killed in the middle of an upload, resumed from the store alone: with data in the store, too
 
-# framework, launcher, task
-CELL = ("torch", "gloo", "Parquet")
-
-
-@dataclass(frozen=True)
-class Killed:
-    """A run in the store that was killed, and what is known of it.
-
-    Args:
-        prefix: where it lies in the bucket.
-        saved: its checkpoints then.
-        expected: an uninterrupted run, with data on a disk.
-    """
-
-    prefix: str
-    saved: dict[int, Saved]
-    expected: Local
-
-    def command(self, framework: str, run_dir: str, *options: str) -> list[str]:
-        _, controller, task = CELL
-        options = ("--steps", str(STEPS), *options)
-        return stored_jobs.command_for(2, controller, framework, task, *options, run_dir=run_dir)
-
-
-@pytest.fixture(scope="module")
-def killed(store, bucket) -> Killed:
-    """Kill rank 0 when the first file of a checkpoint is in the store."""
-    framework = CELL[0]
+def test_a_run_that_was_killed_is_resumed_on_another_host_from_the_store_alone(store, bucket):
+    """Rank 0 is killed when the first file of a checkpoint is in the store."""
     write_samples(data := temporary_folder(), PARTS)
-    store.put_folder(data, f"data-{framework}")
-    prefix, host = f"killed-{framework}", Host(store.environ)
-    run = Killed(prefix, {}, Local({}, []))
-    expected = local(run.command(framework, "run"), **{DATA: str(data)})
-    command = run.command(framework, store.url(prefix))
+    store.put_folder(data, "data")
+
+    def command(run_dir: str, *options: str) -> list[str]:
+        options = ("--steps", str(STEPS), *options)
+        return stored_jobs.command_for(2, "gloo", "torch", "Parquet", *options, run_dir=run_dir)
+
+    prefix, host = "killed", Host(store.environ)
+    expected = local(command("run"), **{DATA: str(data)})
     host.hold_at(12)
-    with host.start(command, **{DATA: store.url(f"data-{framework}")}) as job:
+    with host.start(command(store.url(prefix)), **{DATA: store.url("data")}) as job:
         await_saved(job, bucket, prefix, lambda saved: 10 in saved)
         host.hold_at(17)
         await_in(job, lambda: any("step-00000015/" in name for name in bucket.objects(prefix)))
         store.proxy.is_frozen = True
         kill_all(rank_zero(job))
-        returncode = until_gone(job).returncode
+        assert until_gone(job).returncode != 0
     store.proxy.heal()
-    assert returncode != 0
     bucket.remove(f"{prefix}/{CLAIM}")  # in place of waiting until it is too old
-    return Killed(prefix, bucket.saved(prefix), expected)
+    before = bucket.saved(prefix)
+    assert 10 in before
+    assert expected.has_all(before)
 
-
-@pytest.fixture(scope="module")
-def resumed(killed, store) -> Result:
-    """Resume on a host that has nothing of the first one."""
-    framework = CELL[0]
-    command = killed.command(framework, store.url(killed.prefix), "--resume")
-    return Host(store.environ).run(command, **{DATA: store.url(f"data-{framework}")})
-
-
-def test_a_killed_run_has_whole_checkpoints_in_the_store(killed):
-    assert 10 in killed.saved
-    assert killed.expected.has_all(killed.saved)
-
-
-def test_another_host_resumes_from_the_newest_one_in_the_store(killed, resumed):
-    assert resumed_from(resumed) == max(killed.saved)
-
-
-def test_all_that_is_logged_is_that_of_an_uninterrupted_run(killed, resumed, bucket):
-    assert logged(bucket.metrics(killed.prefix)) == logged(killed.expected.metrics)
-
-
-def test_the_last_checkpoints_are_those_of_an_uninterrupted_run(killed, resumed, bucket):
-    saved = bucket.saved(killed.prefix)
+    command = command(store.url(prefix), "--resume")
+    resumed = Host(store.environ).run(command, **{DATA: store.url("data")})
+    assert resumed_from(resumed) == max(before)
+    assert logged(bucket.metrics(prefix)) == logged(expected.metrics)
+    saved = bucket.saved(prefix)
     assert sorted(saved) == [20, 25, 30]
-    assert killed.expected.has_all(saved)
-
-
-def test_the_summary_names_the_checkpoint_in_the_store(killed, resumed, bucket, store):
-    url = store.url(killed.prefix, "checkpoints", "step-00000030")
-    assert bucket.summary(killed.prefix)["checkpoint"] == url
+    assert expected.has_all(saved)
+    url = store.url(prefix, "checkpoints", "step-00000030")
+    assert bucket.summary(prefix)["checkpoint"] == url
     assert f"checkpoint: {url}" in in_one_line(resumed)
 
 
-# --- a store that fails for a while
-
-
-@dataclass(frozen=True)
-class Weathered:
-    """A job whose store answered with errors, then slowly, then not at all, then again.
-
-    Args:
-        result: how it ended.
-        before, during: the checkpoints in the store when it went down, and while training continued.
-        after: those at the end.
-    """
-
-    result: Result
-    before: dict[int, Saved]
-    during: dict[int, Saved]
-    after: dict[int, Saved]
-
-
-@pytest.fixture(scope="module")
-def weathered(store, bucket) -> Weathered:
+def test_training_continues_while_the_store_is_down_and_nothing_is_lost(store, bucket):
+    """It answers with errors, then slowly, then not at all, then again."""
     prefix, host, proxy = "weathered", Host(store.environ), store.proxy
     host.hold_at(7)
     with host.start(train(run_dir=store.url(prefix))) as job:
@@ -156,23 +89,14 @@ def weathered(store, bucket) -> Weathered:
         proxy.heal()
         host.release()
         result = ended(job)
-    return Weathered(result, before, during, bucket.saved(prefix))
-
-
-def test_training_continues_while_the_store_is_down(weathered):
-    assert 15 in weathered.before
-    assert {**weathered.during, **weathered.before} == weathered.during
-
-
-def test_nothing_is_lost_when_the_store_is_back(weathered, bucket):
-    assert sorted(weathered.after) == [20, 25, 30]
-    assert all(reference().has_all(found) for found in (weathered.before, weathered.after))
-    assert trained(bucket.metrics("weathered"), STEPS) == reference().logged(STEPS)
-    assert bucket.summary("weathered")["status"] == "completed"
-
-
-def test_a_store_that_fails_shows_no_traceback(weathered):
-    assert "Traceback" not in weathered.result.output
+    after = bucket.saved(prefix)
+    assert 15 in before
+    assert {**during, **before} == during
+    assert sorted(after) == [20, 25, 30]
+    assert all(reference().has_all(found) for found in (before, after))
+    assert trained(bucket.metrics(prefix), STEPS) == reference().logged(STEPS)
+    assert bucket.summary(prefix)["status"] == "completed"
+    assert "Traceback" not in result.output
 
 
 @pytest.mark.parametrize("place", ["down", "missing"])

@@ -12,8 +12,6 @@ from support import pool
 from support.jobs import FRAMEWORKS, started
 from support.pool import command, controller_of
 
-JOBS = [("tf", "gloo")]  # the others signal launchers, which know no framework
-
 
 def slow(framework: str, controller: str) -> list[str]:
     workers = 1 if controller == "none" else 2
@@ -52,53 +50,31 @@ def assert_stopped_in_order(ending: Ending) -> int:
     return step
 
 
-@pytest.fixture(scope="module", params=JOBS, ids="-".join)
-def terminated(request, tmp_path_factory):
-    """A job that was asked to save, trained on and was asked to stop; the seconds this took; which job."""
-    folder = tmp_path_factory.mktemp("job")
-    with started(slow(*request.param), folder) as job:
-        trains_on(folder)
+def test_sigusr1_saves_and_sigterm_stops_with_75_and_the_same_command_goes_on(tmp_path):
+    """In TensorFlow; the others signal launchers, which know no framework."""
+    command = slow("tf", "gloo")
+    with started(command, tmp_path) as job:
+        trains_on(tmp_path)
         os.kill(job.process.pid, signal.SIGUSR1)
-        wait_until(lambda: checkpoints(folder))
-        trains_on(folder)
+        wait_until(lambda: checkpoints(tmp_path))
+        trains_on(tmp_path)
         begun = time.time()
         os.kill(job.process.pid, signal.SIGTERM)
-        ending = ended(job, folder)
-    return ending, ending.ended - begun, request.param
-
-
-def test_sigusr1_saves_and_training_continues(terminated):
-    ending = terminated[0]
-    assert len(checkpoints(ending.folder)) == 2
-    assert int(checkpoints(ending.folder)[0].removeprefix("step-")) + 3 <= ending.summary["steps"]
-
-
-def test_sigterm_stops_at_a_step_with_exit_code_75(terminated):
-    assert_stopped_in_order(terminated[0])
-
-
-def test_sigterm_stops_soon(terminated):
-    print(f"{terminated[2]}: {terminated[1]:.2f} s")
-    assert terminated[1] < SOON_SECONDS
-
-
-def test_an_orderly_stop_does_not_look_like_a_crash(terminated):
+        ending = ended(job, tmp_path)
+    assert ending.ended - begun < SOON_SECONDS
+    step = assert_stopped_in_order(ending)
+    saved = checkpoints(tmp_path)
+    assert len(saved) == 2
+    assert int(saved[0].removeprefix("step-")) + 3 <= step
     for sign in ("Traceback", "leaked", "first to fail", "after failure", "bug in hvdtrain"):
-        assert sign not in terminated[0].output
-    if terminated[2][1] == "gloo":
-        assert "horovodrun: the workers stopped on request" in terminated[0].output
+        assert sign not in ending.output, "it does not look like a crash"
+    assert "horovodrun: the workers stopped on request" in ending.output
 
-
-def test_the_same_command_goes_on_where_it_stopped(terminated):
-    ending, _, (framework, controller) = terminated
-    step, command = ending.summary["steps"], slow(framework, controller)
     words = command[command.index("hvdtrain") + 1 :]
-    more = ("--steps", str(step + 3), "--resume")
-    workers = 1 if controller == "none" else 2
-    result = pool.command(workers, controller, framework, *words, *more, cwd=ending.folder)
+    result = pool.command(2, "gloo", "tf", *words, "--steps", str(step + 3), "--resume", cwd=tmp_path)
     assert result.returncode == 0, result.output
-    assert json.loads((ending.folder / "run" / "summary.json").read_text())["steps"] == step + 3
-    lines = (ending.folder / "run" / "metrics.jsonl").read_text().splitlines()
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["steps"] == step + 3
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
     steps = [manifest["step"] for manifest in map(json.loads, lines) if manifest["phase"] == "train"]
     assert steps == list(range(1, step + 4))
 
