@@ -12,12 +12,9 @@ def run(request) -> Run:
     return pool.shared_run(2, pool.controller_of(request.param, 2), "--framework", request.param)
 
 
-def test_accuracy(run):
-    assert run.summary["final"]["accuracy"] >= 0.97
-
-
 def test_summary_says_how_the_run_ended(run):
     summary = run.summary
+    assert summary["final"]["accuracy"] >= 0.97
     assert (summary["status"], summary["workers"], summary["task"]) == ("completed", 2, "digits")
     assert (summary["samples"], summary["epochs"]) == (15 * 1438, 15)
     assert summary["steps"] == -(-15 * 1438 // 64)
@@ -27,7 +24,7 @@ def test_summary_says_how_the_run_ended(run):
     assert "error" not in summary
 
 
-def test_metrics_hold_a_line_per_window(run):
+def test_metrics_hold_a_line_per_window_and_an_evaluation_per_epoch(run):
     lines = [line for line in run.metrics if line["phase"] == "train"]
     assert [line["step"] for line in lines] == [*range(10, 338, 10), 338]
     for line in lines:
@@ -37,12 +34,9 @@ def test_metrics_hold_a_line_per_window(run):
         assert line["epoch"] == pytest.approx(line["samples"] / 1438, abs=1e-6)
     seconds = [line["seconds"] for line in run.metrics]
     assert seconds == sorted(seconds)
-
-
-def test_metrics_hold_an_evaluation_per_epoch(run):
-    lines = [line for line in run.metrics if line["phase"] == "eval"]
+    evaluated = [line["step"] for line in run.metrics if line["phase"] == "eval"]
     # the first step at or past each boundary
-    assert [line["step"] for line in lines] == [-(-1438 * epoch // 64) for epoch in range(1, 16)]
+    assert evaluated == [-(-1438 * epoch // 64) for epoch in range(1, 16)]
 
 
 def test_tensorboard_events_hold_the_metrics(run):
@@ -81,18 +75,12 @@ def test_config_file_repeats_the_run(run, tmp_path):
     assert again.losses == run.losses[:2]
 
 
-def test_only_rank_0_speaks(run):
+def test_only_rank_0_speaks_the_plan_first_and_the_result_last(run):
     assert not run.result.spoke
-
-
-def test_the_plan_comes_first_and_the_result_last(run):
     lines = run.result.stdout.strip().splitlines()
     assert lines[0].startswith("hvdtrain ")
     assert "2 on 1 host" in lines[1]
     assert lines[-3].startswith("done: loss ")
     assert lines[-2] == f"run directory: {run.folder}"
     assert lines[-1] == f"checkpoint: {run.folder}/checkpoints/step-00000338"
-
-
-def test_nothing_is_written_to_standard_error(run):
     assert run.result.stderr == ""

@@ -1,7 +1,6 @@
 """Every sample once an epoch, and the same global batches at every worker count."""
 
 import json
-from collections.abc import Iterable
 from itertools import chain
 
 import pytest
@@ -26,41 +25,20 @@ def steps_of(job: tuple[int, str, str], epochs: int = 2) -> list[list[list[int]]
     return [list(step) for step in zip(*ranks, strict=True)]
 
 
-def batches(steps: list[list[list[int]]]) -> list[list[int]]:
-    """Give the global batch of each step, in the order of ranks."""
-    return [joined(step) for step in steps]
-
-
-def joined(lists: Iterable[list[int]]) -> list[int]:
-    return list(chain.from_iterable(lists))
-
-
 @pytest.mark.parametrize("job", JOBS)
-def test_every_epoch_sees_every_sample_once(job):
-    stream = joined(batches(steps_of(job)))
+def test_every_epoch_sees_every_sample_once_in_batches_that_the_workers_share(job):
+    steps = steps_of(job)
+    batches = [list(chain.from_iterable(step)) for step in steps]  # in the order of ranks
+    stream = list(chain.from_iterable(batches))
     assert len(stream) == 2 * SAMPLES
     for epoch in range(2):
         assert sorted(stream[epoch * SAMPLES : (epoch + 1) * SAMPLES]) == list(range(SAMPLES))
-
-
-@pytest.mark.parametrize("job", JOBS[1:])
-def test_global_batches_do_not_depend_on_the_worker_count(job):
-    alone = [set(batch) for batch in batches(steps_of(JOBS[0]))]
-    assert [set(batch) for batch in batches(steps_of(job))] == alone
-
-
-@pytest.mark.parametrize("job", JOBS[1:])
-def test_workers_share_every_batch_evenly(job):
-    for step in steps_of(job):
+    spanning, rest = divmod(SAMPLES, GLOBAL_BATCH)  # a batch spans two epochs
+    assert len(batches[spanning]) == GLOBAL_BATCH
+    before = set(chain.from_iterable(batches[:spanning]))
+    assert set(batches[spanning][:rest]) == set(range(SAMPLES)) - before
+    for step in steps:
         shares = [len(indices) for indices in step]
         assert max(shares) - min(shares) <= 1
-
-
-@pytest.mark.parametrize("job", JOBS[:2])
-def test_a_batch_spans_two_epochs(job):
-    spanning = SAMPLES // GLOBAL_BATCH
-    found = batches(steps_of(job))
-    before = joined(found[:spanning])
-    rest = SAMPLES % GLOBAL_BATCH
-    assert len(found[spanning]) == GLOBAL_BATCH
-    assert set(found[spanning][:rest]) == set(range(SAMPLES)) - set(before)
+    alone = [set(chain.from_iterable(step)) for step in steps_of(JOBS[0])]
+    assert [set(batch) for batch in batches] == alone

@@ -64,34 +64,20 @@ if __name__ == "__main__":
 """
 
 
-@pytest.fixture(scope="module")
-def script(tmp_path_factory):
-    """The output of a script of a user's, started on two workers."""
-    folder = tmp_path_factory.mktemp("script")
-    (folder / "mine.py").write_text(SCRIPT)
-    result = run([*launcher(2, "mpi"), "python", "mine.py"], folder)
+def test_a_script_trains_its_own_class_twice_and_every_worker_gets_the_summary(tmp_path):
+    (tmp_path / "mine.py").write_text(SCRIPT)
+    result = run([*launcher(2, "mpi"), "python", "mine.py"], tmp_path)
     assert result.returncode == 0, result.output[-5000:]
     assert "coordinated by MPI" in result.stdout
-    return Run(folder / "out", result)
-
-
-def test_a_script_trains_its_own_class(script):
-    assert (script.summary["workers"], script.summary["samples"]) == (2, 120)
-    assert script.summary["task"].endswith("mine.py:Mine")
-
-
-def test_a_script_gets_the_summary_on_every_worker(script):
-    found = [json.loads(line) for line in script.result.stdout.splitlines() if line.startswith("{")]
-    assert len(found) == 2
-    same = ("status", "workers", "steps", "samples", "final", "run_dir")
-    assert [found[0][name] for name in same] == [found[1][name] for name in same]
-    assert found[0]["status"] == "completed"
-
-
-def test_a_script_may_train_twice_and_gets_the_same(script):
-    first = Run(script.folder.with_name("first"), script.result)
-    assert first.losses == script.losses
+    first, second = (Run(tmp_path / name, result) for name in ("first", "out"))
+    assert (second.summary["workers"], second.summary["samples"]) == (2, 120)
+    assert second.summary["task"].endswith("mine.py:Mine")
+    assert first.losses == second.losses
     assert len(first.losses) == 12
+    one, other = [json.loads(line) for line in result.stdout.splitlines() if line.startswith("{")]
+    same = ("status", "workers", "steps", "samples", "final", "run_dir")
+    assert [one[name] for name in same] == [other[name] for name in same]
+    assert one["status"] == "completed"
 
 
 def test_a_worker_that_takes_long_over_its_data_holds_up_no_start(tmp_path):

@@ -40,17 +40,14 @@ def indices(made: Run) -> dict[int, list[int]]:
     return found
 
 
-def test_readers_change_no_bit(runs):
+def test_any_number_of_readers_and_workers_gives_the_same_training(runs):
     np.testing.assert_array_equal(values(runs[0]), values(runs[1]))
-
-
-def test_bad_samples_are_skipped_alike_at_any_number_of_workers(runs):
     for made in runs[2:]:
         assert indices(made) == indices(runs[0])
         np.testing.assert_allclose(values(made), values(runs[0]), rtol=1e-4)
 
 
-def test_what_stands_in_is_the_next_readable_sample(runs):
+def test_the_next_readable_sample_stands_in_for_a_bad_one(runs):
     everything = [i for i in range(reading_tasks.SIZE) if i not in BAD] + [1, 9, 9, 32]
     trained_on = [i for step in indices(runs[0]).values() for i in step]
     assert sorted(trained_on) == sorted(2 * everything)
@@ -70,11 +67,7 @@ def test_an_evaluation_is_the_mean_over_what_can_be_read(runs):
         assert made.summary["final"]["mae"] == pytest.approx(np.mean(np.abs(errors)), rel=1e-4)
 
 
-def test_they_are_counted_over_all_workers(runs):
-    assert [made.summary["bad_samples"] for made in runs] == [2 * len(BAD) + 2 * len(EVAL_BAD)] * len(runs)
-
-
-def test_the_log_says_in_which_steps_they_were_skipped(runs):
+def test_bad_samples_are_counted_over_all_workers_and_in_the_steps_that_skipped_them(runs):
     """Each line of training is of one step, whose samples the order tells."""
     size, batch = reading_tasks.SIZE, reading_tasks.Damaged.defaults["global_batch_size"]
     order = ShuffledOrder(size, Config.model_fields["seed"].default).indices(np.arange(2 * size))
@@ -82,6 +75,7 @@ def test_the_log_says_in_which_steps_they_were_skipped(runs):
     expected = {step: sum(int(i) in BAD for i in indices) for step, indices in enumerate(batches, 1)}
     assert len(set(expected.values())) > 1
     for made in runs:
+        assert made.summary["bad_samples"] == 2 * len(BAD) + 2 * len(EVAL_BAD)
         lines = [line for line in made.metrics if line["phase"] == "train"]
         assert {line["step"]: line.get("bad_samples", 0) for line in lines} == expected
         assert all(line.get("bad_samples") != 0 for line in made.metrics)

@@ -1,6 +1,5 @@
 """A run goes on with another number of workers, in the other framework, with other settings."""
 
-import shutil
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -81,68 +80,35 @@ WAYS = {
 }
 
 
-@pytest.fixture(scope="module", params=WAYS.values(), ids=list(WAYS))
-def legs(request):
-    return request.param()
-
-
-def test_every_step_is_logged_once(legs):
+@pytest.mark.parametrize("way", WAYS)
+def test_a_run_in_three_legs_is_that_of_one_worker_in_one_go(way, uninterrupted):
+    legs = WAYS[way]()
     assert trained_steps(legs.run) == list(range(1, STEPS + 1))
-
-
-def test_the_legs_change_over_in_the_middle_of_an_epoch(legs):
     assert 0 < legs.second < legs.third < STEPS
-    assert all(step * 50 % SAMPLES for step in (legs.second, legs.third))
-
-
-def test_the_losses_are_those_of_one_worker_in_one_go(legs, uninterrupted):
+    assert all(step * 50 % SAMPLES for step in (legs.second, legs.third)), "in the middle of an epoch"
     differences = np.abs(np.asarray(legs.run.losses) / np.asarray(uninterrupted.losses) - 1)
     bounds = [0, legs.second, legs.third, STEPS]
     largest = [float(differences[first:last].max()) for first, last in pairwise(bounds)]
     print(f"legs begin after steps {bounds[:-1]}; largest relative difference of each: {largest}")
     assert max(largest) < TOLERANCE
-
-
-def test_every_epoch_sees_every_sample_once(legs):
     stream = stream_of(legs.run)
     assert len(stream) == EPOCHS * SAMPLES
     for epoch in range(EPOCHS):
         assert sorted(stream[epoch * SAMPLES : (epoch + 1) * SAMPLES]) == list(range(SAMPLES))
 
 
-BEFORE = (
-    *("--framework", "torch", "--epochs", "2", "--batch-size", "4", "--learning-rate", "0.01"),
-    *("--set", "trace_indices=true"),
-)
-
-
-@pytest.fixture(scope="module")
-def two_epochs():
-    """Train a small task for two epochs, to be taken up again."""
-    return trained(1, "none", "Fit", *BEFORE, cwd=temporary_folder())
-
-
-@pytest.fixture(scope="module")
-def changed(two_epochs):
-    """Take it up with another batch and learning rate, for one epoch more."""
-    folder = temporary_folder()
-    shutil.copytree(two_epochs.folder, folder / "run")
-    options = (*BEFORE, "--resume", "--epochs", "3", "--batch-size", "6", "--learning-rate", "0.02")
-    return trained(1, "none", "Fit", *options, cwd=folder)
-
-
-def test_another_batch_and_learning_rate_are_allowed_and_said(changed):
-    assert "changed epochs 2 -> 3, batch_size 4 -> 6, learning_rate 0.01 -> 0.02" in said(changed)
-
-
-def test_the_first_step_after_the_change_takes_the_new_batch(changed):
-    before, after = (
-        line for line in changed.metrics if line["phase"] == "train" and line["step"] in (25, 26)
+def test_another_batch_and_learning_rate_are_allowed_and_said():
+    before = (
+        *("--framework", "torch", "--epochs", "2", "--batch-size", "4", "--learning-rate", "0.01"),
+        *("--set", "trace_indices=true"),
     )
-    assert (after["samples"] - before["samples"], after["learning_rate"]) == (6, 0.02)
-
-
-def test_a_changed_batch_leaves_every_sample_once_an_epoch(changed):
+    folder = temporary_folder()
+    trained(1, "none", "Fit", *before, cwd=folder)
+    options = (*before, "--resume", "--epochs", "3", "--batch-size", "6", "--learning-rate", "0.02")
+    changed = trained(1, "none", "Fit", *options, cwd=folder)
+    assert "changed epochs 2 -> 3, batch_size 4 -> 6, learning_rate 0.01 -> 0.02" in said(changed)
+    lines = {line["step"]: line for line in changed.metrics if line["phase"] == "train"}
+    assert (lines[26]["samples"] - lines[25]["samples"], lines[26]["learning_rate"]) == (6, 0.02)
     stream = stream_of(changed)
     for epoch in range(3):
         assert sorted(stream[epoch * 50 : (epoch + 1) * 50]) == list(range(50))

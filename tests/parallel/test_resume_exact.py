@@ -1,10 +1,7 @@
 """A run whose workers were all killed and that was resumed is, bit for bit, the one that never was."""
 
-import functools
-
 import pytest
-from support.jobs import Run, temporary_folder
-from support.pool import controller_of
+from support.jobs import temporary_folder
 from support.resuming import (
     checkpoint_files,
     command_for,
@@ -35,54 +32,20 @@ def options(framework: str, log_every: int) -> tuple[str, ...]:
     return ("--framework", framework, "--log-every", str(log_every), *OPTIONS)
 
 
-@functools.cache
-def uninterrupted(framework: str, workers: int, log_every: int) -> Run:
-    """Train in one go."""
-    controller = controller_of(framework, workers)
-    return trained(workers, controller, "Dropping", *options(framework, log_every), cwd=temporary_folder())
-
-
-@functools.cache
-def resumed(framework: str, workers: int, controller: str, log_every: int) -> Run:
-    """Train until all are killed at a random step, and from there to the end."""
+@pytest.mark.parametrize(("framework", "workers", "controller", "log_every"), JOBS)
+def test_a_killed_run_is_resumed_bit_for_bit(framework, workers, controller, log_every):
+    """All are killed at a random step; the run goes on from a checkpoint in mid-epoch, and loses nothing."""
     job = workers, controller, "Dropping", *options(framework, log_every)
-    folder = temporary_folder()
+    whole, folder = trained(*job, cwd=temporary_folder()), temporary_folder()
     step = random_step(7, 28, f"{(framework, workers, controller, log_every)}")
     killed_at(step, command_for(*job), folder, SAMPLE_SECONDS)
-    return trained(*job, "--resume", cwd=folder)
-
-
-@pytest.fixture(params=JOBS, ids=lambda job: "-".join(map(str, job)))
-def pair(request):
-    framework, workers, controller, log_every = request.param
-    return resumed(framework, workers, controller, log_every), uninterrupted(framework, workers, log_every)
-
-
-def test_it_went_on_from_a_checkpoint_in_mid_epoch(pair):
-    step, samples = resumed_from(pair[0])
+    resumed = trained(*job, "--resume", cwd=folder)
+    step, samples = resumed_from(resumed)
     assert step > 0
     assert samples % SAMPLES
-    logged_steps = trained_steps(pair[1])
-    assert logged_steps[0] == 1 or step not in logged_steps  # a line of seven steps straddles the checkpoint
-
-
-def test_no_step_is_logged_twice_or_left_out(pair):
-    assert trained_steps(pair[0]) == trained_steps(pair[1])
-
-
-def test_all_that_is_logged_is_the_same(pair):
-    assert logged(pair[0]) == logged(pair[1])
-
-
-def test_the_final_parameters_are_the_same(pair):
-    name = "model.safetensors"
-    assert checkpoint_files(pair[0])[name] == checkpoint_files(pair[1])[name]
-
-
-def test_the_final_state_of_the_optimizer_is_the_same(pair):
-    name = "optimizer.safetensors"
-    assert checkpoint_files(pair[0])[name] == checkpoint_files(pair[1])[name]
-
-
-def test_the_same_samples_are_trained_on(pair):
-    assert content_of(pair[0].folder / "indices") == content_of(pair[1].folder / "indices")
+    steps = trained_steps(whole)
+    assert steps[0] == 1 or step not in steps  # a line of seven steps straddles the checkpoint
+    assert trained_steps(resumed) == steps
+    assert logged(resumed) == logged(whole)
+    assert checkpoint_files(resumed) == checkpoint_files(whole)
+    assert content_of(resumed.folder / "indices") == content_of(whole.folder / "indices")
