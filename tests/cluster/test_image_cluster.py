@@ -30,13 +30,13 @@ def test_hosts_of_an_image_share_no_files(cluster, folder):
 def test_digits_trains_on_hosts_of_an_image(framework, controller, cluster, folder):
     launch = ["horovodrun", f"--{controller}", "-np", "3", "-H", cluster.words()]
     train = ["python", "-m", "hvdtrain", "--framework", framework, "--run-dir", str(folder / framework)]
-    command = ["hvdtrain-entrypoint", "head", *launch, *train, "--set", "threads=1"]
+    command = ["hvdtrain-entrypoint", "head", *launch, *train, "--set", "threads=1", "--epochs", "5"]
     result = cluster.head.run(command, timeout=500, OMPI_MCA_mpi_yield_when_idle="1")
     assert result.returncode == 0, result.output[-5000:]
     assert "3 on 3 hosts (head: 1, worker1: 1, worker2: 1)" in result.stdout
     run = Run(folder / framework, result)
     assert run.summary["status"] == "completed"
-    assert run.summary["final"]["accuracy"] >= 0.97
+    assert run.summary["final"]["accuracy"] >= 0.8
     assert (run.folder / "summary.json").stat().st_uid == folder.stat().st_uid != 0
 
 

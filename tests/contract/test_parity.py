@@ -57,7 +57,7 @@ def test_init_compares_with_the_weights_of_a_checkpoint(tmp_path):
 
 @pytest.mark.parametrize("task_class", [Words, Pictures])
 def test_twins_have_parity_and_what_differs_is_rounding(task_class):
-    result = compared(task_class, steps=10)
+    result = compared(task_class, steps=3)
     assert result.has_parity, result.findings
     assert "in fp64: this is rounding" in conclusion(result)[0]
     assert "made equal beforehand: the initial values of" in result.notes[0]

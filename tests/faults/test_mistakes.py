@@ -4,7 +4,7 @@ import socket
 import sys
 
 import pytest
-from endings import SOON_WITH_IMPORT_SECONDS, TASKS, end_of
+from endings import SOON_WITH_IMPORT_SECONDS, TASKS, Ending, end_of
 from support import cases, pool
 from support.jobs import Result, run
 
@@ -128,45 +128,24 @@ def test_debug_shows_the_traceback(hvdtrain_here):
     assert "momentum: should be less than 1" in result.stderr
 
 
-@pytest.fixture(scope="module")
-def occupied_run_dir(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("job")
-    (folder / "run").mkdir()
-    (folder / "run" / "summary.json").write_text("{}")
-    return end_of(2, "gloo", "Sound", "--framework", "torch", cwd=folder)
-
-
-@pytest.fixture(scope="module")
-def broken_model(tmp_path_factory):
-    return end_of(2, "gloo", "BrokenModel", "--framework", "torch", cwd=tmp_path_factory.mktemp("job"))
-
-
-JOBS = {
-    "occupied_run_dir": "run_dir: run already holds a run (summary.json)",
-    "broken_model": "ValueError: no weights to start from",
-}
-
-
-@pytest.mark.parametrize(("job", "said"), JOBS.items())
-def test_a_job_explains_a_mistake_once(job, said, request):
-    ending = request.getfixturevalue(job)
+def check_job(ending: Ending, said: str) -> None:
+    assert ending.returncode == 2
     assert ending.output.count(said) == 1, ending.output
     assert ending.output.count("hvdtrain: ") == 1
     assert "Traceback" not in ending.output
 
 
-@pytest.mark.parametrize("job", JOBS)
-def test_a_job_with_a_mistake_ends_with_its_exit_code(job, request):
-    assert request.getfixturevalue(job).returncode == 2
+def test_a_run_that_is_there_is_left_as_it_was(tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "summary.json").write_text("{}")
+    ending = end_of(2, "gloo", "Sound", "--framework", "torch", cwd=tmp_path)
+    check_job(ending, "run_dir: run already holds a run (summary.json)")
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["summary.json"]
+    assert (tmp_path / "run" / "summary.json").read_text() == "{}"
 
 
-def test_a_run_that_is_there_is_left_as_it_was(occupied_run_dir):
-    assert [path.name for path in (occupied_run_dir.folder / "run").iterdir()] == ["summary.json"]
-    assert (occupied_run_dir.folder / "run" / "summary.json").read_text() == "{}"
-
-
-@pytest.mark.parametrize("job", ["broken_model"])
-def test_a_mistake_that_one_worker_finds_ends_all_soon(job, request):
-    ending = request.getfixturevalue(job)
+def test_a_mistake_that_one_worker_finds_ends_all_soon(tmp_path):
+    ending = end_of(2, "gloo", "BrokenModel", "--framework", "torch", cwd=tmp_path)
+    check_job(ending, "ValueError: no weights to start from")
     assert f"hvdtrain: rank 1 on {socket.gethostname()}: " in ending.output
     assert ending.seconds_since_failure() < SOON_WITH_IMPORT_SECONDS

@@ -1,6 +1,9 @@
-"""Jobs whose run directory lies in an object store: killed, without a store, beside objects of others."""
+"""Jobs whose run directory lies in an object store: killed, stopped, with a store that fails or is full."""
 
+import json
+import os
 import re
+import signal
 
 import pytest
 from support import stored_jobs
@@ -16,6 +19,7 @@ from support.stored_jobs import (
     kill_all,
     local,
     logged,
+    metrics_in,
     rank_zero,
     reference,
     resumed_from,
@@ -110,3 +114,36 @@ def test_without_a_store_a_job_does_not_begin(place, store):
     assert url.rpartition("/")[0] in in_one_line(result)
     assert "Traceback" not in result.output
     assert "train step" not in in_one_line(result)
+
+
+def test_a_last_state_that_is_not_in_the_store_is_no_success_and_is_uploaded_later(store, bucket):
+    """SIGTERM ends the job while it waits for the store, which takes no checkpoint; then it is resumed."""
+    prefix, host = "cut-off", Host(store.environ)
+    command = train("--resume", run_dir=store.url(prefix))
+    host.hold_at(7)
+    with host.start(command) as job:
+        await_saved(job, bucket, prefix, lambda saved: 5 in saved)
+        store.proxy.refused = b"/checkpoints/"
+        host.release()
+        await_in(job, lambda: "uploading to" in job.result().output)
+        os.kill(job.process.pid, signal.SIGTERM)  # from then on it waits for 30 s in place of 60 s
+        text = in_one_line(ended(job, returncode=3, timeout=50))
+    store.proxy.heal()
+    assert str(host.folder / "cache") in text  # the local copy
+    assert "--resume" in text
+    assert "QuotaExceeded" in text
+    assert "Traceback" not in text
+    (log,) = host.folder.glob("cache/runs/**/metrics.jsonl")
+    summary, last = json.loads(log.with_name("summary.json").read_text()), metrics_in(log.read_bytes())[-1]
+    assert summary["status"] == "unsaved"
+    assert "QuotaExceeded" in summary["save_error"]
+    assert summary["seconds"] < last["seconds"] + 10.0, "without the wait for the store"
+    saved = bucket.saved(prefix)
+    assert sorted(saved) == [5]
+    assert reference().has_all(saved)
+
+    assert resumed_from(host.run(command)) == STEPS
+    saved = bucket.saved(prefix)
+    assert sorted(saved) == [20, 25, 30]
+    assert reference().has_all(saved)
+    assert trained(bucket.metrics(prefix), STEPS) == reference().logged(STEPS)

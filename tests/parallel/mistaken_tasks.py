@@ -11,7 +11,7 @@ class Sound:
     loss = "cross_entropy"
     metrics = {"accuracy": "accuracy"}  # noqa: RUF012
     defaults = {"batch_size": 16, "steps": 2, "device": "cpu"}  # noqa: RUF012
-    width, classes, last = INPUTS, CLASSES, None
+    width = INPUTS
 
     def arrays(self, count):
         random = np.random.RandomState(0)
@@ -27,29 +27,13 @@ class Sound:
     def torch_model(self):
         from torch import nn
 
-        ends = {None: [], "softmax": [nn.Softmax(-1)], "sigmoid": [nn.Sigmoid()]}
-        return nn.Sequential(nn.Linear(self.width, self.classes), *ends[self.last])
+        return nn.Sequential(nn.Linear(self.width, CLASSES))
 
     def tf_model(self):
         import keras
 
         inputs = keras.Input((self.width,))
-        return keras.Model(inputs, keras.layers.Dense(self.classes, activation=self.last)(inputs))
-
-
-class Softmax(Sound):
-    last = "softmax"
-
-
-class Sigmoid(Sound):
-    loss, metrics, last, classes = "binary_cross_entropy", {}, "sigmoid", 1
-
-    def arrays(self, count):
-        return {**super().arrays(count), "targets": np.ones((count, 1), np.float32)}
-
-
-class FewOutputs(Sound):
-    classes = 2
+        return keras.Model(inputs, keras.layers.Dense(CLASSES)(inputs))
 
 
 class WrongWidth(Sound):
@@ -59,20 +43,6 @@ class WrongWidth(Sound):
 class OwnLine(Sound):
     def loss(self, outputs, batch):
         return outputs.no_such_attribute
-
-
-class Unreadable(Sound):
-    class Samples:
-        def __len__(self):
-            return 64
-
-        def __getitem__(self, index):
-            if index:
-                raise ValueError("cannot decode")
-            return {"inputs": np.zeros(INPUTS, np.float32), "targets": 0}
-
-    def train_data(self):
-        return self.Samples()
 
 
 class Frozen(Sound):

@@ -114,17 +114,6 @@ class CountsAnew(Plain):
         return nn.Sequential(nn.Flatten(), *layers, nn.Linear(32, 10))
 
 
-class SpectralNorm(Plain):
-    """Weights that are divided by their norm, an estimate of which moves with each forward pass."""
-
-    def torch_model(self):
-        from torch import nn
-        from torch.nn.utils.parametrizations import spectral_norm
-
-        hidden = [spectral_norm(layer) for layer in _dense(64, 32, 32)]
-        return nn.Sequential(nn.Flatten(), hidden[0], nn.Tanh(), hidden[1], nn.Tanh(), *_dense(32, 10))
-
-
 class OwnForward(Plain):
     """A sequential model whose own forward pass does more than to call its modules."""
 

@@ -160,25 +160,6 @@ class OneBlock(Plain):
         return nn.Sequential(nn.Sequential(nn.Flatten(), nn.Linear(64, 10)))
 
 
-class Undivided(Plain):
-    """A model of which nothing says what its blocks are."""
-
-    def tf_model(self):
-        import keras
-
-        class Model(keras.Model):
-            def __init__(self):
-                super().__init__()
-                self.dense = keras.layers.Dense(10)
-
-            def call(self, x):
-                return self.dense(keras.ops.reshape(x, (-1, 64)))
-
-        model = Model()
-        model(keras.ops.zeros((1, 8, 8, 1)))
-        return model
-
-
 class Wrong(Mlp):
     """Blocks that compute something else than the model."""
 

@@ -1,10 +1,8 @@
 """The dry run in real jobs: what it refuses, in both frameworks, and what ``--check`` shows."""
 
-import itertools
 from pathlib import Path
 
 import pytest
-from support.jobs import FRAMEWORKS
 from support.pool import command, controller_of
 
 TASKS = Path(__file__).with_name("mistaken_tasks.py")
@@ -12,18 +10,16 @@ SOURCE = TASKS.read_text().splitlines()
 
 # task: what its message must hold
 REFUSED = {
-    "Softmax": ["the loss cross_entropy takes logits", "classifier_activation=None"],
     "WrongWidth": ["the first batch of the training data fails: ", "It has inputs float32 (16, 8)"],
     "OwnLine": [
         f"{TASKS}, line {1 + SOURCE.index('        return outputs.no_such_attribute')}: AttributeError",
         "the model's outputs are float32 (16, 3)",
     ],
-    "Unreadable": [f"{TASKS}, line ", "ValueError: cannot decode (sample "],
 }
 
 
-# one framework after the other: what each of them finds is proved in tests/unit
-@pytest.mark.parametrize(("framework", "task"), list(zip(itertools.cycle(FRAMEWORKS), REFUSED)))
+# one in each framework: what is found is proved in tests/unit
+@pytest.mark.parametrize(("framework", "task"), [("tf", "WrongWidth"), ("torch", "OwnLine")])
 def test_a_task_is_refused_before_the_first_step(framework, task, tmp_path):
     words = ["--framework", framework, "--task", f"{TASKS}:{task}", "--run-dir", str(tmp_path / "run")]
     result = command(1, "none", framework, *words, cwd=tmp_path)

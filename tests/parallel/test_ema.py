@@ -86,13 +86,10 @@ def test_it_goes_on_in_the_other_framework():
     assert_close(arrays(resumed, STEPS, "ema/"), arrays(whole, STEPS, "ema/"), 1e-5)
 
 
-@pytest.fixture(scope="module")
-def served():
-    """Evaluate and export checkpoints, with averages and without: printed text by name of the command."""
-    folder = temporary_folder()
+def test_what_is_evaluated_and_exported_is_the_average_unless_it_is_left_out():
+    folder, task = temporary_folder(), ("--task", TASK)
     for framework in FRAMEWORKS:
         shutil.copytree(trained(framework, 1, *EMA).folder, folder / framework)
-    task = ("--task", TASK)
     commands = {
         "torch": ["evaluate", "torch", *task, "--output", "torch.jsonl"],
         "tf": ["evaluate", "tf", *task, "--framework", "torch", "--output", "tf.jsonl"],
@@ -101,28 +98,15 @@ def served():
     }
     results = dict(zip(commands, hvdtrain(*commands.values(), cwd=folder, framework="torch"), strict=True))
     assert [error for _, error in results.values()] == [""] * len(commands)
-    return folder, {name: text for name, (text, _) in results.items()}
-
-
-@pytest.mark.parametrize("framework", FRAMEWORKS)
-def test_evaluation_is_that_of_the_averaged_weights_and_says_so(served, framework):
-    folder, printed = served
-    line = json.loads((folder / f"{framework}.jsonl").read_text())
-    close([line["loss"]], [last_eval(trained(framework, 1, *EMA))["loss"]], 1e-5)
-    assert line["averaged_weights"] is True
-    assert f"EMA weights, step {STEPS}" in printed[framework]
-
-
-def test_the_models_own_weights_are_evaluated_on_request(served):
-    folder, printed = served
-    own, averaged = (json.loads((folder / f"{name}.jsonl").read_text()) for name in ("own", "torch"))
-    assert abs(own["loss"] / averaged["loss"] - 1) > 1e-3
-    assert own["averaged_weights"] is False
+    printed = {name: text for name, (text, _) in results.items()}
+    lines = {name: json.loads((folder / f"{name}.jsonl").read_text()) for name in ("torch", "tf", "own")}
+    for framework in FRAMEWORKS:
+        close([lines[framework]["loss"]], [last_eval(trained(framework, 1, *EMA))["loss"]], 1e-5)
+        assert lines[framework]["averaged_weights"] is True
+        assert f"EMA weights, step {STEPS}" in printed[framework]
+    assert abs(lines["own"]["loss"] / lines["torch"]["loss"] - 1) > 1e-3
+    assert lines["own"]["averaged_weights"] is False
     assert "EMA" not in printed["own"]
-
-
-def test_what_is_exported_is_the_average(served):
-    folder, printed = served
     weights = load_file(folder / "model.safetensors")
     averages = arrays(trained("torch", 1, *EMA), STEPS, "ema/")
     np.testing.assert_array_equal(weights["0.weight"].T, averages["0/kernel"])

@@ -4,7 +4,6 @@ import functools
 from pathlib import Path
 
 import numpy as np
-import pytest
 from safetensors.numpy import load_file
 from support.jobs import Run, temporary_folder
 from support.pool import train
@@ -39,10 +38,10 @@ def test_both_frameworks_have_the_same_curve_over_both_controllers():
     assert "the result depends on the number of workers" in said(torch)
 
 
-@pytest.mark.parametrize(("framework", "controller"), [("torch", "mpi"), ("tf", "gloo")])
-def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(framework, controller):
-    whole = trained(framework, 2, controller)
-    resumed = trained(framework, 2, controller, "--resume", str(checkpoint(whole, HALF)))
+def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit():
+    """In TensorFlow; suite_local_steps.py has a state of each framework that goes on."""
+    whole = trained("tf", 2, "gloo")
+    resumed = trained("tf", 2, "gloo", "--resume", str(checkpoint(whole, HALF)))
     assert logged(resumed) == [line for line in logged(whole) if line["step"] > HALF]
     for name in ("model.safetensors", "optimizer.safetensors"):
         found, expected = (checkpoint(run, STEPS) / name for run in (resumed, whole))

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from support.jobs import FRAMEWORKS, temporary_folder
+from support.jobs import temporary_folder
 from support.pool import command, controller_of, shared_run, train
 
 STEPS = 50
@@ -67,14 +67,3 @@ def test_a_run_goes_on_in_the_other_framework_and_back(curve):
     assert "what PowerSGD had not sent yet is dropped" in off.stdout
     on = command(1, "none", "torch", *more, *OPTIONS, "--steps", "54", cwd=cwd)
     assert "its error starts from zero" in on.stdout
-
-
-@pytest.mark.parametrize("framework", FRAMEWORKS)
-def test_bf16_trains_as_fp32_does_nearly(framework):
-    options = ("--framework", framework, "--steps", "10", *OPTIONS[2:])
-    plain, rounded = (
-        shared_run(2, controller_of(framework, 2), "--compression", compression, *options).losses
-        for compression in ("none", "bf16")
-    )
-    difference = np.abs(np.asarray(rounded) / np.asarray(plain) - 1).max()
-    assert 0 < difference < 2**-7

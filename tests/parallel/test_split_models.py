@@ -24,7 +24,7 @@ def task(name: str) -> tuple[str, str]:
 
 @pytest.mark.parametrize(
     "name",
-    ["RootIsTraining", "InPlace", "IntegersInPlace", "CountsAnew", "SpectralNorm"],
+    ["RootIsTraining", "InPlace", "IntegersInPlace", "CountsAnew"],
 )
 def test_the_curve_is_that_of_one_worker(name):
     stay = ("--set", "stage_cuts=[1]") if name in ("RootIsTraining", "IntegersInPlace") else STAY

@@ -164,9 +164,7 @@ def test_what_needs_the_whole_model_refuses_stages(tmp_path):
 @pytest.mark.parametrize(
     ("framework", "name", "options", "said"),
     [
-        # these two are found by code that both frameworks share
         ("torch", "OneBlock", (), "the model has 1 block, which cannot be divided into 2 stages"),
-        ("tf", "Undivided", (), "cannot be divided into stages"),
         ("torch", "Wrong", (), "the blocks compute other outputs than the model"),
         ("tf", "Left", (), "no block has the model's"),
         ("torch", "Twice", (), "stages 2 cannot be used with the task's own torch_loss"),

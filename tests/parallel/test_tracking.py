@@ -93,9 +93,8 @@ def points(client, run_id: str, name: str = "train/loss") -> list[tuple[int, flo
     return [(point.step, point.value) for point in sorted(history, key=lambda one: one.timestamp)]
 
 
-@pytest.fixture(scope="module")
-def resumed(server):
-    """Gives a folder with a run that was stopped, and resumed in TensorFlow elsewhere."""
+def stopped_and_resumed(server) -> tuple[Path, int]:
+    """Give a folder with both parts of the run, and the step where it was stopped."""
     folder = temporary_folder()
     first = command("one", "--steps", "9000", "--track", "mlflow,wandb", "--track-checkpoints")
     sent = [folder / "one" / "tracking" / f"{name}.json" for name in ("mlflow", "wandb")]
@@ -114,8 +113,9 @@ def resumed(server):
     return folder, step
 
 
-def test_a_run_resumed_in_the_other_framework_is_one_run(resumed, client):
-    folder, step = resumed
+def test_a_run_resumed_in_the_other_framework_is_one_run(server, client):
+    """In MLflow and in W&B. It was stopped, and resumed in TensorFlow elsewhere."""
+    folder, step = stopped_and_resumed(server)
     (found,) = client.search_runs(["0"], "params.task LIKE '%tracked_task.py:Slow'")
     expected = {**windows(folder / "one"), **windows(folder / "two")}
     logged = points(client, found.info.run_id)
@@ -130,10 +130,6 @@ def test_a_run_resumed_in_the_other_framework_is_one_run(resumed, client):
     assert found.data.params["log_every"] == "5"
     names = [file.path for file in client.list_artifacts(found.info.run_id, "checkpoints")]
     assert f"checkpoints/step-{step:08}" in names
-
-
-def test_wandb_has_the_same_run_under_one_id(resumed):
-    folder, step = resumed
     files = [next((folder / name).glob("wandb/offline-run-*/*.wandb")) for name in ("one", "two")]
     ids = {wandb_files.run_id_of(path) for path in files}
     assert ids == {json.loads((folder / "two" / "tracking" / "id.json").read_text())["id"]}

@@ -29,7 +29,7 @@ KEPT = (
     r"test_large_batch\.py::.*torch-3",
     r"test_launch\.py::test_the_error",
     r"test_launchers\.py::test_a_(script|task_file.*mpirun)",
-    r"test_local_steps\.py::.*torch",
+    r"test_local_steps\.py::test_another",
     r"test_own_step\.py::test_(a_plain.*torch|mistakes|slots.*torch|sharpness.*torch)",
     r"test_predict\.py::.*torch",
     r"test_resume_anywhere\.py::.*torch-tf-torch",

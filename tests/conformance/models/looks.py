@@ -54,13 +54,6 @@ class Regression(Model):
         return keras.Sequential([keras.Input((4,)), keras.layers.Dense(outputs)])
 
 
-class BroadcastLoss(Regression):
-    """(n, 1) - (n,) is (n, n)."""
-
-    judge = Judge(workers=(1, 2), refused=("the loss compares each sample with all others", BROADCASTS))
-    loss = staticmethod(broadcast)
-
-
 class BroadcastMetric(Regression):
     """The same in a metric, with a loss that is right."""
 
@@ -84,22 +77,6 @@ class MeanOfZeroHead(Regression):
         from hvdtrain import Weighted
 
         return Weighted(right(outputs, batch).mean(), len(outputs))
-
-
-class BroadcastTargets(Regression):
-    """Targets (n, 1), and outputs of which the loss squeezes the last axis."""
-
-    judge = Judge(workers=(1, 2), refused=("the loss compares each sample with all others",))
-
-    def train_data(self):
-        return X, Y[:, None]
-
-    def eval_data(self):
-        return X[:11], Y[:11, None]
-
-    @staticmethod
-    def loss(outputs, batch):
-        return mean_of_rows((outputs[:, 0] - batch["targets"]) ** 2)
 
 
 class BroadcastClasses(Model):
@@ -146,13 +123,3 @@ class ReusedBuffer(Regression):
 
     def train_data(self):
         return Buffer()
-
-
-class NothingCounts(Regression):
-    """All weights of samples are 0."""
-
-    judge = Judge(workers=(1, 2), refused=("the loss of 25 samples of the training data has no value",))
-    loss = "mse"
-
-    def train_data(self):
-        return {"inputs": X, "targets": Y[:, None], "weights": np.zeros(len(X), np.float32)}
