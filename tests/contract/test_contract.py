@@ -9,28 +9,18 @@ from support import jobs
 from support.jobs import FRAMEWORKS
 from support.pool import run_suite
 
-SUITE = Path(__file__).with_name("suite_backend.py")
-TRANSACTION = Path(__file__).with_name("suite_transaction.py")
-LOCAL_STEPS = Path(__file__).with_name("suite_local_steps.py")
-REDUCTION = Path(__file__).with_name("suite_reduction.py")
-LOW_RANK = Path(__file__).with_name("suite_low_rank.py")
+HERE = Path(__file__).parent
+SUITES = ("backend", "transaction", "reduction", "local_steps", "low_rank", "batch_norm", "weights")
+CELLS = [(suite, *cell) for suite in SUITES for cell in (("torch", 2, "mpi"), ("tf", 2, "gloo"))]
 
 
 @pytest.mark.parametrize(
-    ("framework", "workers", "controller"),
-    [
-        ("torch", 1, "none"),
-        ("torch", 2, "mpi"),
-        ("tf", 2, "gloo"),
-    ],
+    ("suite", "framework", "workers", "controller"), [*CELLS, ("backend", "torch", 1, "none")]
 )
-def test_backend_keeps_the_contract(framework, workers, controller, tmp_path):
-    run_suite(SUITE, workers, controller, framework, cwd=tmp_path, timeout=500)
-
-
-@pytest.mark.parametrize(("framework", "workers", "controller"), [("torch", 2, "mpi"), ("tf", 2, "gloo")])
-def test_a_step_is_a_transaction(framework, workers, controller, tmp_path):
-    run_suite(TRANSACTION, workers, controller, framework, cwd=tmp_path, timeout=550)
+def test_backends_keep_the_contract(suite, framework, workers, controller, tmp_path):
+    # a job of its own also shows that a backend closes
+    runner = jobs.run_suite if (suite, framework) == ("reduction", "torch") else run_suite
+    runner(HERE / f"suite_{suite}.py", workers, controller, framework, cwd=tmp_path, timeout=550)
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
@@ -43,20 +33,3 @@ def test_a_step_in_which_horovod_ends_is_undone_and_the_next_is_done_alone(frame
     # what each framework may leave behind, or make anew
     assert {found.pop("handles", 0), found.pop("traces", 1) - 1} == {0}
     assert found == {"is_undone": True, "is_right": True}
-
-
-# a job of its own also shows that a backend closes
-@pytest.mark.parametrize(("framework", "workers", "controller"), [("torch", 2, "mpi"), ("tf", 2, "gloo")])
-def test_reducers_keep_the_contract(framework, workers, controller, tmp_path):
-    runner = jobs.run_suite if framework == "torch" else run_suite
-    runner(REDUCTION, workers, controller, framework, cwd=tmp_path, timeout=500)
-
-
-@pytest.mark.parametrize(("framework", "workers", "controller"), [("torch", 2, "mpi"), ("tf", 2, "gloo")])
-def test_local_steps_keep_the_contract(framework, workers, controller, tmp_path):
-    run_suite(LOCAL_STEPS, workers, controller, framework, cwd=tmp_path, timeout=500)
-
-
-@pytest.mark.parametrize(("framework", "workers", "controller"), [("torch", 2, "mpi"), ("tf", 2, "gloo")])
-def test_compressed_gradients_keep_the_contract(framework, workers, controller, tmp_path):
-    run_suite(LOW_RANK, workers, controller, framework, cwd=tmp_path, timeout=500)

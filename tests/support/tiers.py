@@ -10,9 +10,7 @@ import re
 KEPT = (
     r"test_conformance\.py::.*-torch-",
     r"test_conformance\.py::.*\[(linear|looks|state|tables)\..*-tf-",
-    r"test_contract\.py::test_backend_keeps.*(torch-2|tf-2)",
-    r"test_contract\.py::test_a_step_is_a_transaction\[torch",
-    r"test_contract\.py::test_local_steps.*\[torch",
+    r"test_contract\.py::test_backends_keep.*\[(backend-(torch|tf)-2|(transaction|local_steps)-torch)",
     r"test_model_sizes\.py",
     r"test_parity\.py::test_a_planted.*(epsilon|initial)",
     r"test_bench\.py::test_a_job",

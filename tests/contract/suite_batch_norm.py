@@ -1,6 +1,6 @@
 """Synchronised batch norm against the framework's plain layer on the whole batch, gradients included.
 
-Run inside a job as the contract suite is, with HVDTRAIN_TEST_FRAMEWORK set; ``test_sync_batch_norm.py``
+Run inside a job as the contract suite is, with HVDTRAIN_TEST_FRAMEWORK set; ``test_contract.py``
 does so. Every worker runs the same tests in the same order.
 """
 

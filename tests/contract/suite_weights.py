@@ -1,4 +1,4 @@
-"""Values that count with weights, against the full batch in numpy. Run by ``test_weights.py`` in jobs."""
+"""Values that count with weights, against the full batch in numpy. Run by ``test_contract.py`` in jobs."""
 
 import numpy as np
 import pytest
