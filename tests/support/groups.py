@@ -25,8 +25,8 @@ APART = (
 POOLS, POOLS_OF_TENSORFLOW = "pools", "pools of TensorFlow"
 # Seconds on two idle cores, roughly, of what takes longer than the number of its tests tells
 SECONDS = {
-    POOLS: 1800,
-    POOLS_OF_TENSORFLOW: 1200,
+    POOLS: 1600,
+    POOLS_OF_TENSORFLOW: 1000,
     "faults/test_elastic_jobs": 70,
     "faults/test_first_batch_fails": 40,
     "faults/test_jobs_end": 70,
