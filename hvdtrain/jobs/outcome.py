@@ -128,19 +128,15 @@ def status_of(session: Session, signals: Signals, why: str | None = None) -> tup
     for _, not_finite, newest, replaced in gathered:
         if not_finite:
             good = f"{newest} is good: --resume takes it." if newest else "There is no checkpoint before it."
-            raise NonFiniteParameterError(
-                f"{not_finite}; this state is not saved",
-                f"{good} Lower the learning rate, or clip the gradient (--clip-norm).",
-                everywhere=True,
-            )
+            remedy = f"{good} Lower the learning rate, or clip the gradient (--clip-norm)."
+            raise NonFiniteParameterError(f"{not_finite}; this state is not saved", remedy, everywhere=True)
         if replaced:
-            raise EnvironmentFault(
-                f"{replaced}; training stopped {where_it_stood(session)}",
-                f"{newest} has the state: continue with --resume and --run-dir {newest.parent.parent}."
-                if newest is not None and newest.is_dir() and newest.parent.parent != session.services.run_dir
-                else "The state is lost: nothing is written to a directory that may be another job's.",
-                everywhere=True,
-            )
+            run_dir = None if newest is None or not newest.is_dir() else newest.parent.parent
+            remedy = "The state is lost: nothing is written to a directory that may be another job's."
+            if run_dir not in (None, session.services.run_dir):
+                remedy = f"{newest} has the state: continue with --resume and --run-dir {run_dir}."
+            problem = f"{replaced}; training stopped {where_it_stood(session)}"
+            raise EnvironmentFault(problem, remedy, everywhere=True)
     why = next((reason for reason, *_ in gathered if reason), None)
     if session.stopped:
         session.services.report.say(f"stopped {where_it_stood(session)}: {why}")

@@ -231,11 +231,8 @@ def origin_of(config: Config, path: Path) -> str:
 
 def publish(session: Session, status: str, signals: Signals) -> str:
     """Wait until a run directory at a URL has all that was written; return why it has not. Local."""
-    limits, store = (
-        {"completed": _COMPLETED, "stopped": _STOPPED}.get(status, _ENDED_EARLY),
-        session.services.saver.store,
-    )
-    say = session.services.report.note
+    limits = {"completed": _COMPLETED, "stopped": _STOPPED}.get(status, _ENDED_EARLY)
+    store, say = session.services.saver.store, session.services.report.note
     if store is None or store.flush(lambda: limits if signals.number is None else min(limits, _STOPPED), say):
         return ""
     return store.problem()

@@ -223,36 +223,31 @@ def _open(
     job: JobSpec, backend: Backend, found: Checkpoint, method: str, training_first: bool = False
 ) -> tuple[Any, Any, JobData]:
     """Collective. Make the task and open the data, perhaps after the training data, as training does."""
-    try:
-        task, method, data, values = _open_alone(job, method, training_first)
-    except TaskError:
-        if training_first:
-            raise
-        task, method, data, values = _open_alone(job, method, training_first=True)
+    config = job.config
+    for with_training in (True,) if training_first else (False, True):
+        task = new_task(job)
+        method = method or ("predict_data" if hasattr(task, "predict_data") else "eval_data")
+        if not hasattr(task, method):
+            raise DataError(f"task {config.task} has no {method}()", "Use another --split.", everywhere=True)
+        if with_training:
+            with suppress(HvdtrainError):  # they may not be there
+                open_data(task, config, "train_data")
+        try:
+            data, values = open_data(task, config, method)
+            break
+        except TaskError:  # what training data set may be missing
+            if with_training:
+                raise
     assert_consistent(backend.workers, values, SAME_DATA)
     if data is None:
-        raise DataError(
-            f"{method}() of task {job.config.task} gave None: there are no samples",
-            "Give the task such data, or name other data.",
-            everywhere=True,
-        )
+        remedy = "Give the task such data, or name other data."
+        problem = f"{method}() of task {config.task} gave None: there are no samples"
+        raise DataError(problem, remedy, everywhere=True)
     trained = found.manifest.data.get("train_data")
     opened = {words_for(key): dataset for key, dataset in keyed(method, data).items()}
     notes = align_columns(opened, trained.columns if trained else {}, "the checkpoint's training data")
-    identity = identify_data(backend.workers, {method: data}, job.config)
+    identity = identify_data(backend.workers, {method: data}, config)
     return task, data, replace(identity, notes=(*identity.notes, *notes))
-
-
-def _open_alone(job: JobSpec, method: str, training_first: bool) -> tuple[Any, str, Any, dict[str, Any]]:
-    """Make the task and open the data. Local: no collective."""
-    task = new_task(job)
-    method = method or ("predict_data" if hasattr(task, "predict_data") else "eval_data")
-    if not hasattr(task, method):
-        raise DataError(f"task {job.config.task} has no {method}()", "Use another --split.", everywhere=True)
-    if training_first:
-        with suppress(HvdtrainError):  # they may not be there
-            open_data(task, job.config, "train_data")
-    return task, method, *open_data(task, job.config, method)
 
 
 def load_verified(
