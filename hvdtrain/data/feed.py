@@ -72,11 +72,6 @@ class HostBatch:
             self, arrays=arrays, weights=self.weights[chosen], indices=self.indices[chosen], bad=()
         )
 
-    @property
-    def size_bytes(self) -> int:
-        """What its arrays take."""
-        return sum(array.nbytes for array in self.arrays.values())
-
 
 @dataclass(frozen=True)
 class Shard:

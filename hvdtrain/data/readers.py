@@ -3,10 +3,8 @@
 import os
 import queue
 import signal
-import socket
 import subprocess
 import sys
-import time
 import traceback
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -110,7 +108,6 @@ def main(connection_number: int, payload_number: int, worker: int, skip: bool) -
     end_with_parent(worker, signal.SIGKILL)
     with suppress(EOFError, BrokenPipeError, ConnectionResetError):  # the worker has closed the connection
         _serve(Connection(connection_number), payload_number, skip)
-    sys.stdout.flush()
     os._exit(0)  # without clean-up, which a thread of the data set could block
 
 
@@ -129,10 +126,11 @@ def _serve(connection: Connection, payload_number: int, skip: bool) -> None:
             answer: Any = LocalFetch(datasets[name], skip)(indices, keys)
         except BaseException as error:
             answer = _portable(error)
+        sys.stdout.flush()
         send(connection, answer)
 
 
-_CLOSE_SECONDS = 1.0
+_EXIT_SECONDS = 1.0
 # a reader computes with one thread: the cores are for the workers' compute threads
 _ONE_THREAD = (
     "OMP_NUM_THREADS",
@@ -192,10 +190,7 @@ class Readers:
     def close(self) -> None:
         """End the processes."""
         for process in self._all:
-            process.close_connection()
-        deadline = time.monotonic() + _CLOSE_SECONDS
-        for process in self._all:
-            process.end(deadline - time.monotonic())
+            process.end()
         self._all.clear()
 
     def _fetch(self, name: str, indices: NDArray[np.int64], keys: NDArray[np.uint64] | None) -> Fetched:
@@ -242,18 +237,10 @@ class _Process:
             raise self._exit_error() from None
         return fetched
 
-    def close_connection(self) -> None:
-        """Close the connection, at which the process ends."""
-        with suppress(OSError), socket.socket(fileno=os.dup(self._connection.fileno())) as own:
-            own.shutdown(socket.SHUT_RDWR)  # a thread that waits for it gets an EOFError
-
-    def end(self, seconds: float) -> None:
-        """Wait for the process to end; kill it if it has not after this time."""
-        try:
-            self._process.wait(max(0.0, seconds))
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+    def end(self) -> None:
+        """Kill the process: between samples it has nothing to finish. Who waits for one gets an EOFError."""
+        self._process.kill()
+        self._process.wait()
         self._connection.close()
 
     def _receive(self) -> Any:
@@ -266,7 +253,7 @@ class _Process:
         """Return the error that says how the process ended."""
         who = f"reader process {self.pid}"
         try:
-            code = self._process.wait(_CLOSE_SECONDS)
+            code = self._process.wait(_EXIT_SECONDS)
         except subprocess.TimeoutExpired:
             return TrainingError(f"{who} closed its connection")
         if code == -signal.SIGKILL:

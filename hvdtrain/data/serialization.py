@@ -5,7 +5,6 @@ import io
 import mmap
 import os
 import pickle
-import struct
 import sys
 from collections.abc import Mapping
 from multiprocessing.connection import Connection
@@ -25,11 +24,8 @@ def mapped(path: Path, offset: int = 0, shape: tuple[int, ...] | None = None) ->
     try:
         return np.memmap(path, np.uint8, "r", offset, shape).view(np.ndarray)
     except (OSError, ValueError) as error:  # ValueError: the file has become shorter
-        remedy = (
-            "Are there more than 60,000 files? Join them."
-            if getattr(error, "errno", 0) == errno.ENOMEM
-            else ""
-        )
+        is_full = getattr(error, "errno", 0) == errno.ENOMEM
+        remedy = "Are there more than 60,000 files? Join them." if is_full else ""
         raise DataError(f"cannot map {path} into memory: {error}", remedy) from None
 
 
@@ -44,9 +40,7 @@ def memmap_base(array: NDArray[Any]) -> np.memmap[Any, Any] | None:
 def file_location(array: NDArray[Any]) -> tuple[str, int] | None:
     """Return the file that holds an array and its offset there in bytes, or None if it must be copied."""
     base = memmap_base(array)
-    if (
-        base is None or base.filename is None or base.mode == "c"
-    ):  # copy on write: it may differ from its file
+    if base is None or base.filename is None or base.mode == "c":  # copied on write: it may differ
         return None
     distance = array.__array_interface__["data"][0] - base.__array_interface__["data"][0]
     return str(Path(os.fsdecode(base.filename)).resolve()), base.offset + distance
@@ -80,7 +74,7 @@ def receive(connection: Connection) -> Any:
 
 
 def _receive_bytes(connection: Connection, size: int) -> memoryview:
-    """Return what comes next; ``Connection.recv_bytes`` allocates the rest for each part that arrives."""
+    """Return what comes next; ``Connection.recv_bytes`` would allocate it more than once."""
     view = np.empty(size, np.uint8).data  # a bytearray would be filled with zeros first
     done = 0
     while done < size:
@@ -91,7 +85,6 @@ def _receive_bytes(connection: Connection, size: int) -> memoryview:
     return view
 
 
-_NUMBER = struct.Struct("<Q")
 _ALIGNED = 64  # bytes; frameworks read arrays faster from such addresses
 
 
@@ -104,52 +97,40 @@ class Payload:
 
     def __init__(self, datasets: Mapping[str, Any]) -> None:
         buffers: list[pickle.PickleBuffer] = []
-        heads = [pickle.dumps(sys.path), *(_pickled(*item, buffers) for item in datasets.items())]
+        heads = [_pickled(*item, buffers) for item in datasets.items()]
         parts = [buffer.raw() for buffer in buffers]
-        table = pickle.dumps(([len(head) for head in heads], [part.nbytes for part in parts]))
-        begin = _NUMBER.size + len(table) + sum(map(len, heads))
+        head = pickle.dumps((sys.path, heads, [part.nbytes for part in parts]))
         self.descriptor = os.memfd_create("hvdtrain", os.MFD_CLOEXEC)
         try:
-            size = begin + sum(part.nbytes + _ALIGNED for part in parts)
+            size = len(head) + sum(part.nbytes + _ALIGNED for part in parts)
             os.posix_fallocate(self.descriptor, 0, size)  # without it, a lack of memory is a SIGBUS
             with open(self.descriptor, "wb", closefd=False) as file:
-                file.write(b"".join([_NUMBER.pack(len(table)), table, *heads]))
+                file.write(head)
                 for part in parts:
                     file.seek(_aligned(file.tell()))
                     file.write(part)
         except BaseException:
-            self.close()
+            os.close(self.descriptor)
             raise
 
     def __enter__(self) -> "Payload":
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Free the payload's memory; processes that inherited it keep it."""
-        os.close(self.descriptor)
+        os.close(self.descriptor)  # processes that inherited the memory keep it
 
 
 def load_payload(number: int) -> dict[str, Any]:
     """Return the data sets of a payload in another process, which may change arrays for itself."""
-    content = memoryview(mmap.mmap(number, os.fstat(number).st_size, access=mmap.ACCESS_COPY))
-    (size,) = _NUMBER.unpack_from(content)
-    at = _NUMBER.size + size
-    lengths, sizes = pickle.loads(content[_NUMBER.size : at])
-    heads = []
-    for length in lengths:
-        heads.append(content[at : at + length])
-        at += length
-    buffers = []
+    content = mmap.mmap(number, os.fstat(number).st_size, access=mmap.ACCESS_COPY)
+    sys.path[:], heads, sizes = pickle.load(content)  # it reads no further than its own end
+    at, buffers = content.tell(), []
     for size in sizes:
         at = _aligned(at)
-        buffers.append(content[at : at + size])
+        buffers.append(memoryview(content)[at : at + size])
         at += size
-    sys.path[:] = pickle.loads(heads[0])
     left = iter(buffers)
-    return dict(pickle.loads(head, buffers=left) for head in heads[1:])
+    return dict(pickle.loads(head, buffers=left) for head in heads)
 
 
 def _aligned(place: int) -> int:

@@ -7,8 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hvdtrain.data.datasets import ArrayDataset
-from hvdtrain.data.texts.labelled import ByteEncoder, Encoder, WordEncoder, read_tables, split
-from hvdtrain.errors import TaskError
+from hvdtrain.data.texts.labelled import Encoder, read_tables, split
 from hvdtrain.models import bert
 from hvdtrain.models.choose import BuiltIn
 from hvdtrain.storage.text import counted
@@ -73,11 +72,6 @@ class ClassifyText(BuiltIn):
         dropout: float = 0.1,
     ) -> None:
         self._level = options.choice("level", level, LEVELS)
-        if model == "lstm":
-            raise TaskError(
-                "task_options.model: classify-text no longer has the model lstm",
-                "Use bert, or write a task with a model of your own (docs/tasks.md).",
-            )
         options.choice("model", model, ("bert",))  # which old configs and checkpoints state
         self._sizes: dict[str, Any] = {
             "context": options.whole("context", context, 2, 1 << 16),
@@ -86,7 +80,7 @@ class ClassifyText(BuiltIn):
         share = options.fraction("eval_fraction", eval_fraction)
         seed = options.whole("split_seed", split_seed, 0, (1 << 32) - 1)
         most_words = options.whole("most_words", most_words, 1)
-        encoder: Encoder = WordEncoder(context, most_words) if level == "words" else ByteEncoder(context)
+        encoder = Encoder(context, most_words if level == "words" else None)
         columns = (options.text("text", text), options.text("label", label))
         paths = [options.text("path", path)]
         if eval_path is not None:
@@ -94,9 +88,9 @@ class ClassifyText(BuiltIn):
         labels = read_tables([Path(place).expanduser() for place in paths], columns, encoder)
         self._train, self._eval = split(labels.sizes, share, seed)
         self._classes = labels.names
-        encoded = encoder.finish(self._train)
-        self._sizes |= {"vocabulary": encoded.vocabulary, "classes": len(labels.names)}
-        self._arrays: Arrays = {"inputs": encoded.tokens, "targets": labels.numbers}
+        tokens, vocabulary = encoder.finish(self._train)
+        self._sizes |= {"vocabulary": vocabulary, "classes": len(labels.names)}
+        self._arrays: Arrays = {"inputs": tokens, "targets": labels.numbers}
 
     def describe(self) -> str:
         """Return a description of the data that was found."""

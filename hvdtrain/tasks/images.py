@@ -36,7 +36,7 @@ def find(path: Path, form: str) -> Found:
         archives = [path] if path.is_file() else sorted(path.glob("*.npz"))
         if form == "idx" or (form == "auto" and path.is_dir() and arrays.idx_names_in(path)):
             return arrays.find_idx(path)
-        if form == "folder" or (form == "auto" and not archives and folder.is_image_folder(path)):
+        if form == "folder" or (form == "auto" and not archives and folder.folders_in(path)):
             return folder.find(path)
         if len(archives) == 1:
             return arrays.find_npz(archives[0])

@@ -9,8 +9,7 @@ import pytest
 from hvdtrain.data.texts.labelled import (
     PADDING,
     START,
-    ByteEncoder,
-    WordEncoder,
+    Encoder,
     read_tables,
     rows_of,
     split,
@@ -87,34 +86,34 @@ def encoded(texts, encoder, train=None):
 
 
 def test_bytes_follow_the_start_and_padding_follows_them():
-    found = encoded(["ab", "", "é", "long text"], ByteEncoder(5))
+    tokens, vocabulary = encoded(["ab", "", "é", "long text"], Encoder(5, None))
     a, b, e1, e2 = (byte + 2 for byte in "abé".encode())
-    assert found.tokens.tolist()[:3] == [
+    assert tokens.tolist()[:3] == [
         [START, a, b, PADDING, PADDING],
         [START, PADDING, PADDING, PADDING, PADDING],
         [START, e1, e2, PADDING, PADDING],
     ]
-    assert found.tokens[3].tolist() == [START, *(byte + 2 for byte in b"long")]
-    assert found.vocabulary == 258
+    assert tokens[3].tolist() == [START, *(byte + 2 for byte in b"long")]
+    assert vocabulary == 258
 
 
 def test_words_are_numbered_by_how_often_the_training_texts_have_them():
     texts = ["b a a!", "A c", "d d d d"]
-    found = encoded(texts, WordEncoder(6, 3), train=[0, 1])
+    tokens, vocabulary = encoded(texts, Encoder(6, 3), train=[0, 1])
     # a: 3 times, then !, b, c once each, of which two fit; d is not in the training texts
-    assert found.tokens.tolist() == [[1, 5, 3, 3, 4, 0], [1, 3, 2, 0, 0, 0], [1, 2, 2, 2, 2, 0]]
-    assert found.vocabulary == 6
+    assert tokens.tolist() == [[1, 5, 3, 3, 4, 0], [1, 3, 2, 0, 0, 0], [1, 2, 2, 2, 2, 0]]
+    assert vocabulary == 6
 
 
 def test_labels_become_numbers_and_a_second_table_brings_no_new_ones(tmp_path):
     first = write(tmp_path / "a.csv", [("x", "spam"), ("y", "ham"), ("z", "spam")])
-    labels = read_tables([first, write(tmp_path / "b.csv", [("x", "ham")])], COLUMNS, ByteEncoder(4))
+    labels = read_tables([first, write(tmp_path / "b.csv", [("x", "ham")])], COLUMNS, Encoder(4, None))
     assert labels.names == ["ham", "spam"]
     assert labels.numbers.tolist() == [1, 0, 1, 0]
     assert labels.sizes == [3, 1]
     second = write(tmp_path / "b.csv", [("x", "ham"), ("y", "eggs")])
     with pytest.raises(DataError, match=r"b.csv, line 3: no text in .*a.csv has the label 'eggs'"):
-        read_tables([first, second], COLUMNS, ByteEncoder(4))
+        read_tables([first, second], COLUMNS, Encoder(4, None))
 
 
 @pytest.mark.parametrize(
@@ -127,7 +126,7 @@ def test_labels_become_numbers_and_a_second_table_brings_no_new_ones(tmp_path):
 )
 def test_labels_that_cannot_be_learned_are_refused(tmp_path, rows, said):
     with pytest.raises(DataError, match=said):
-        read_tables([write(tmp_path / "a.csv", rows)], COLUMNS, ByteEncoder(4))
+        read_tables([write(tmp_path / "a.csv", rows)], COLUMNS, Encoder(4, None))
 
 
 def test_a_split_takes_every_text_once_and_the_same_ones_each_time():

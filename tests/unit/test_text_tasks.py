@@ -66,7 +66,6 @@ REFUSED = [
     ("text", {"path": "nowhere.txt"}, "nowhere.txt does not exist (looked in "),
     ("classify-text", {}, f"missing a required {KEYWORD_ONLY}argument: 'path'"),
     ("classify-text", {"path": "x.csv", "model": "bert"}, "x.csv does not exist"),
-    ("classify-text", {"path": "x.csv", "model": "lstm"}, "classify-text no longer has the model lstm"),
     ("classify-text", {"path": "x.csv", "model": "gpt"}, "model must be one of bert, found 'gpt'"),
 ]
 

@@ -1,9 +1,10 @@
-"""Images in arrays: IDX files such as those of MNIST, and npz files.
+"""Images in arrays: IDX files such as those of MNIST, and npz files, in which nothing is unpickled.
 
 IDX (http://yann.lecun.com/exdb/mnist/), plain or gzipped: two zero bytes, the number type, the number of
-axes, each axis as 4 bytes in big-endian order; then the numbers. Nothing in an npz file is unpickled.
+axes, each axis as 4 bytes in big-endian order; then the numbers.
 """
 
+import gzip
 import math
 import re
 import struct
@@ -15,14 +16,54 @@ import numpy as np
 from numpy.lib.npyio import NpzFile
 from numpy.typing import NDArray
 
-from hvdtrain.data.images.sources import ArraySource, Found, check_counts, check_shape, opened, reading
+from hvdtrain.data.augment import Size, centre_box, resize_array
+from hvdtrain.data.images.sources import ChooseBox, Found, reading
 from hvdtrain.data.serialization import mapped
 from hvdtrain.errors import DataError
 from hvdtrain.storage.files import open_regular
 
 _IDX_NAME = re.compile(r"(.*[-_.])?(train|t10k|test)[-_.](images|labels)[-_.]idx\d[-_.]ubyte(\.gz)?")
-_UNSIGNED_BYTE = 0x08
-_MOST_AXES = 4
+_UNSIGNED_BYTES = b"\0\0\x08"
+_PAIRS = (("x_train", "y_train"), ("images", "labels"), ("train_images", "train_labels"))
+_EVAL_PAIRS = (("x_test", "y_test"), ("test_images", "test_labels"))
+# exceptions that zipfile raises for damaged archives, in addition to its own
+_ZIP_ERRORS = (struct.error, ValueError, OverflowError, RuntimeError)
+
+
+class ArraySource:
+    """Images of equal size, (images, height, width[, channels]), in an array; see :class:`ImageSource`."""
+
+    def __init__(self, path: Path, pixels: NDArray[np.uint8], labels: NDArray[Any], place: str) -> None:
+        sides = " x ".join(map(str, pixels.shape))
+        if pixels.ndim not in (3, 4) or (pixels.ndim == 4 and pixels.shape[3] not in (1, 3)):
+            raise DataError(
+                f"{path}: images must be (images, height, width) or (images, height, width, channels) "
+                f"with 1 or 3 channels, found {sides}"
+            )
+        if 0 in pixels.shape:
+            raise DataError(f"{path}: contains no images ({sides})")
+        if labels.shape != pixels.shape[:1]:
+            raise DataError(f"{path}: there are {len(pixels):,} images, and labels of shape {labels.shape}")
+        self.labels: NDArray[np.int64] = labels.astype(np.int64)
+        self._pixels, self._place = pixels if pixels.ndim == 4 else pixels[..., None], place
+        self.size: Size | None = (pixels.shape[1], pixels.shape[2])
+        self.channels = self._pixels.shape[3]
+
+    def where(self, index: int) -> str:
+        """Return the place of a label."""
+        return f"{self._place}, sample {index}"
+
+    def read(self, indices: NDArray[np.int64], size: Size, choose: ChooseBox | None) -> NDArray[np.uint8]:
+        """Return images."""
+        images = self._pixels[indices]
+        height, width = images.shape[1:3]
+        if choose is None and (height, width) == size:
+            return images
+        result = np.empty((len(images), *size, self.channels), np.uint8)
+        for place, image in enumerate(images):
+            box = choose(place, width, height) if choose else centre_box(width, height, size)
+            result[place] = resize_array(image, box, size)
+        return result
 
 
 def idx_names_in(folder: Path) -> list[Path]:
@@ -45,10 +86,7 @@ def _open_idx(folder: Path, parts: tuple[str, ...]) -> ArraySource | None:
     if images is None or labels is None:
         missing = "labels" if labels is None else "images"
         raise DataError(f"there is no file of {missing} next to {images or labels}")
-    pixels, values = read_idx(images, "images"), read_idx(labels, "labels")
-    check_shape(images, "byte 4", pixels.shape)
-    check_counts(images, labels, (pixels.shape[0], values.shape[0]))
-    return ArraySource(pixels, values.astype(np.int64), partial(_place, labels, 8))
+    return ArraySource(images, read_idx(images, (3, 4)), read_idx(labels, (1,)), str(labels))
 
 
 def _the_one(folder: Path, parts: tuple[str, ...], what: str) -> Path | None:
@@ -64,66 +102,43 @@ def _the_one(folder: Path, parts: tuple[str, ...], what: str) -> Path | None:
     return next(iter(found.values()), None)
 
 
-def read_idx(path: Path, what: str) -> NDArray[np.uint8]:
+def read_idx(path: Path, axes: tuple[int, ...]) -> NDArray[np.uint8]:
     """Read a file of unsigned bytes: mapped into memory, or decompressed if it is gzipped."""
-    with opened(path) as stream:
-        shape = _shape(stream.read(4 + 4 * _MOST_AXES), path, what)
-        count, offset = math.prod(shape), 4 + 4 * len(shape)
-        stream.seek(offset)
-        data = stream.read() if path.suffix == ".gz" else None
-    more = (path.stat().st_size - offset if data is None else len(data)) - count
-    if more:
+    with reading(path), open_regular(path) as file:
+        stream: Any = gzip.GzipFile(fileobj=file) if path.suffix == ".gz" else file
+        magic = stream.read(4)
+        count = magic[3] if len(magic) == 4 and magic[:3] == _UNSIGNED_BYTES else 0
+        if count not in axes:
+            wanted = " or ".join(f"0x{(_UNSIGNED_BYTES + bytes([number])).hex()}" for number in axes)
+            raise DataError(f"{path}, byte 0: the magic number must be {wanted}, found 0x{magic.hex()}")
+        header = stream.read(4 * count)
+        if len(header) < 4 * count:
+            raise DataError(f"{path} is truncated within its header")
+        data = np.frombuffer(stream.read(), np.uint8) if path.suffix == ".gz" else None
+    shape, offset = tuple(np.frombuffer(header, ">u4").tolist()), 4 + 4 * count
+    if data is None:
+        data = mapped(path, offset) if path.stat().st_size > offset else np.empty(0, np.uint8)
+    if data.size != math.prod(shape):
         raise DataError(
-            f"{path} {'is truncated' if more < 0 else 'does not fit its header'}: the header declares "
-            f"{' x '.join(f'{side:,}' for side in shape)} = {count:,} bytes from byte {offset}, and "
-            f"there are {abs(more):,} bytes {'more' if more > 0 else 'less'}"
+            f"{path} {'is truncated' if data.size < math.prod(shape) else 'does not fit its header'}: the "
+            f"header declares {' x '.join(f'{side:,}' for side in shape)} = {math.prod(shape):,} bytes, and "
+            f"there are {data.size:,}"
         )
-    if data is not None:
-        return np.frombuffer(data, np.uint8).reshape(shape)
-    return mapped(path, offset, shape) if count else np.empty(shape, np.uint8)
-
-
-def _shape(header: bytes, path: Path, what: str) -> tuple[int, ...]:
-    """Return the shape that a header declares."""
-    expected = [_UNSIGNED_BYTE << 8 | count for count in ((1,) if what == "labels" else (3, 4))]
-    magic = int.from_bytes(header[:4])
-    if len(header) > 3 and magic not in expected:
-        raise DataError(
-            f"{path}, byte 0: the magic number of {what} of unsigned bytes is "
-            f"{' or '.join(f'0x{number:08x}' for number in expected)}, found 0x{magic:08x}"
-        )
-    end = 4 + 4 * header[3] if len(header) > 3 else 4
-    if len(header) < end:
-        raise DataError(f"{path} is truncated: it ends at byte {len(header)}, within its header")
-    return tuple(int.from_bytes(header[place : place + 4]) for place in range(4, end, 4))
-
-
-# names of images and labels, for training and for evaluation
-_TRAIN_ARRAYS = (("x_train", "y_train"), ("images", "labels"), ("train_images", "train_labels"))
-_EVAL_ARRAYS = (("x_test", "y_test"), ("test_images", "test_labels"))
-# exceptions that zipfile raises for damaged archives, in addition to its own
-_ZIP_ERRORS = (struct.error, ValueError, OverflowError, RuntimeError)
+    return data.reshape(shape)
 
 
 def find_npz(path: Path) -> Found:
     """Open an npz file, whose arrays are read into memory."""
     with reading(path, *_ZIP_ERRORS), open_regular(path) as file, NpzFile(file, own_fid=False) as archive:
-        train = _first_pair(archive, _TRAIN_ARRAYS)
+        names = set(archive.files)
+        train, evaluation = (next(filter(names.issuperset, pairs), None) for pairs in (_PAIRS, _EVAL_PAIRS))
         if train is None:
             raise DataError(
                 f"{path} contains no arrays x_train and y_train, or images and labels; "
-                f"it has {', '.join(sorted(archive.files)[:20]) or 'none'}"
+                f"it has {', '.join(sorted(names)[:20]) or 'none'}"
             )
-        evaluation = _first_pair(archive, _EVAL_ARRAYS)
-        return Found(
-            "npz file",
-            _read_pair(path, archive, train),
-            _read_pair(path, archive, evaluation) if evaluation else None,
-        )
-
-
-def _first_pair(archive: Any, pairs: tuple[tuple[str, str], ...]) -> tuple[str, str] | None:
-    return next((pair for pair in pairs if all(name in archive.files for name in pair)), None)
+        read = partial(_read_pair, path, archive)
+        return Found("npz file", read(train), read(evaluation) if evaluation else None)
 
 
 def _read_pair(path: Path, archive: Any, names: tuple[str, str]) -> ArraySource:
@@ -135,12 +150,8 @@ def _read_pair(path: Path, archive: Any, names: tuple[str, str]) -> ArraySource:
         )
     if labels.dtype.kind not in "iu":
         raise DataError(f"{path}, {names[1]}: labels must be whole numbers, found {labels.dtype}")
-    check_shape(path, names[0], images.shape)
-    values = labels[:, 0] if labels.ndim == 2 and labels.shape[1] == 1 else labels
-    if values.ndim != 1:
-        raise DataError(f"{path}, {names[1]}: labels must have shape (images,), found {labels.shape}")
-    check_counts(path / names[0], path / names[1], (images.shape[0], len(values)))
-    return ArraySource(images, values.astype(np.int64), partial(_place, path, names[1]))
+    labels = labels[:, 0] if labels.ndim == 2 and labels.shape[1] == 1 else labels
+    return ArraySource(path / names[0], images, labels, f"{path}, {names[1]}")
 
 
 def _read_array(path: Path, archive: Any, name: str) -> NDArray[Any]:
@@ -150,10 +161,3 @@ def _read_array(path: Path, archive: Any, name: str) -> NDArray[Any]:
     except Exception as error:
         message = str(error).partition("\n")[0][:200] or type(error).__name__
         raise DataError(f"{path}, {name}: cannot be read as an array: {message}") from None
-
-
-def _place(path: Path, first: int | str, index: int) -> str:
-    """Return where a label lies: of bytes from the first one, or of an array by its name."""
-    if isinstance(first, int):
-        return f"{path}, byte {first + index} (sample {index})"
-    return f"{path}, {first}[{index}]"

@@ -31,14 +31,14 @@ class FolderSource:
         self.size, self.channels = self._probe()
 
     def where(self, index: int) -> str:
-        """Return the path of the image."""
+        """Return the path of an image."""
         return str(self._path(index))
 
     def _path(self, index: int) -> Path:
         return self._root / os.fsdecode(bytes(self._names[index]))
 
     def read(self, indices: NDArray[np.int64], size: Size, choose: ChooseBox | None) -> NDArray[np.uint8]:
-        """Return images; see :class:`ImageSource`."""
+        """Return images."""
         result = np.empty((len(indices), *size, self.channels), np.uint8)
         for place, index in enumerate(indices.tolist()):
             with _opened(self._path(index)) as image:
@@ -95,11 +95,6 @@ def _opened(path: Path) -> Iterator[Image.Image]:
         raise BadSampleError(f"{path} cannot be read: {reason}") from None
 
 
-def is_image_folder(path: Path) -> bool:
-    """Return whether a folder has sub-folders, which can be classes."""
-    return bool(_folders_in(path))
-
-
 def find(path: Path) -> Found:
     """Open an image folder: its train/ and val/ or test/ if it has them, otherwise all of it."""
     train = path / "train"
@@ -115,7 +110,7 @@ def find(path: Path) -> Found:
 
 
 def _open_part(folder: Path, known: tuple[str, ...] = ()) -> tuple[FolderSource, tuple[str, ...]]:
-    classes = _folders_in(folder)
+    classes = folders_in(folder)
     if not classes:
         raise DataError(f"{folder} has no sub-folders; it needs one for each class of images")
     strange = [name for name in classes if known and name not in known]
@@ -132,24 +127,25 @@ def _open_part(folder: Path, known: tuple[str, ...] = ()) -> tuple[FolderSource,
     return FolderSource(folder, names, np.concatenate(labels)), classes
 
 
-def _folders_in(folder: Path) -> tuple[str, ...]:
+def folders_in(folder: Path) -> tuple[str, ...]:
+    """Return the sub-folders, which can be classes."""
     with reading(folder):
         return tuple(sorted(e.name for e in os.scandir(folder) if e.is_dir() and not e.name.startswith(".")))
 
 
 def _images_in(root: Path, name: str) -> list[str]:
     """Return the images in the folder of a class, as sorted paths relative to the root."""
-    found = []
 
     def refuse(error: OSError) -> None:
         raise error
 
     with reading(root / name):
-        for place, _, files in os.walk(root / name, onerror=refuse):
-            below = os.path.relpath(place, root)
-            found += [
-                os.path.join(below, file)
-                for file in files
-                if os.path.splitext(file)[1].lower() in SUFFIXES and not file.startswith(".")
-            ]
-    return sorted(found)
+        walked = [
+            os.path.join(os.path.relpath(place, root), file)
+            for place, _, files in os.walk(root / name, onerror=refuse)
+            for file in files
+        ]
+    suffix_of = {file: os.path.splitext(file)[1].lower() for file in walked}
+    return sorted(
+        file for file in walked if suffix_of[file] in SUFFIXES and not os.path.basename(file).startswith(".")
+    )

@@ -1,12 +1,11 @@
 """Image sources: images of bytes with their labels, whatever the form of the files."""
 
-import gzip
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, NoReturn, Protocol, cast
+from typing import Any, NoReturn, Protocol
 from zipfile import BadZipFile
 
 import numpy as np
@@ -19,12 +18,9 @@ from hvdtrain.data.augment import (
     Size,
     Transform,
     apply,
-    centre_box,
-    resize_array,
     transform_keys,
 )
 from hvdtrain.errors import BadSampleError, DataError
-from hvdtrain.storage.files import open_regular
 from hvdtrain.task import Arrays
 
 # returns the box to crop from an image, given its place in the batch, width and height
@@ -47,30 +43,6 @@ class ImageSource(Protocol):
         """Return the file and the position in it of an image's label, for messages."""
 
 
-class ArraySource:
-    """Images of equal size, (images, height, width[, channels]), in an array."""
-
-    def __init__(
-        self, pixels: NDArray[np.uint8], labels: NDArray[np.int64], where: Callable[[int], str]
-    ) -> None:
-        self._pixels, self.labels = pixels if pixels.ndim == 4 else pixels[..., None], labels
-        self.where = where  # it must be picklable
-        self.size: Size | None = (pixels.shape[1], pixels.shape[2])
-        self.channels = self._pixels.shape[3]
-
-    def read(self, indices: NDArray[np.int64], size: Size, choose: ChooseBox | None) -> NDArray[np.uint8]:
-        """Return images; see :class:`ImageSource`."""
-        images = self._pixels[indices]
-        height, width = images.shape[1:3]
-        if choose is None and (height, width) == size:
-            return images
-        result = np.empty((len(images), *size, self.channels), np.uint8)
-        for place, image in enumerate(images):
-            box = choose(place, width, height) if choose else centre_box(width, height, size)
-            result[place] = resize_array(image, box, size)
-        return result
-
-
 @dataclass(frozen=True)
 class Found:
     """The images that were found."""
@@ -81,35 +53,16 @@ class Found:
     classes: int | None = None  # the number of classes, or None if the form does not define it
 
 
-def check_shape(path: Path, where: str, shape: tuple[int, ...]) -> None:
-    """Check the shape of an array of images."""
-    sides = " x ".join(str(side) for side in shape)
-    if len(shape) not in (3, 4) or (len(shape) == 4 and shape[3] not in (1, 3)):
-        raise DataError(
-            f"{path}, {where}: images must be (images, height, width) or (images, height, width, channels) "
-            f"with 1 or 3 channels, found {sides}"
-        )
-    if 0 in shape:
-        raise DataError(f"{path}, {where}: contains no images ({sides})")
-
-
-def check_counts(images: Path, labels: Path, counts: tuple[int, int]) -> None:
-    """Check that there is a label for each image."""
-    if counts[0] != counts[1]:
-        raise DataError(f"{images} contains {counts[0]:,} images, but {labels} contains {counts[1]:,} labels")
-
-
 def count_classes(source: ImageSource, wanted: int | None) -> int:
     """Return the number of classes of a source, by its labels."""
     labels = source.labels
+    classes = wanted or int(labels.max()) + 1
+    outside = np.flatnonzero((labels < 0) | (labels >= classes))
+    if len(outside):
+        _refuse(source, int(outside[0]), f"there are {classes} classes, numbered from 0")
     if wanted:
-        outside = np.flatnonzero((labels < 0) | (labels >= wanted))
-        if len(outside):
-            _refuse(source, int(outside[0]), f"there are {wanted} classes, numbered from 0")
         return wanted
-    if labels.min() < 0:
-        _refuse(source, int(labels.argmin()), "labels are numbered from 0")
-    classes, used = int(labels.max()) + 1, len(np.unique(labels))
+    used = len(np.unique(labels))
     if used < _LEAST_USED * classes:
         more = f"If it is correct, set the number of classes: --set task_options.classes={classes}."
         _refuse(source, int(labels.argmax()), f"there are {used} different labels", more)
@@ -220,10 +173,3 @@ def reading(path: Path, *more: type[Exception]) -> Iterator[None]:
     except _ERRORS + more as error:
         reason = (isinstance(error, OSError) and error.strerror) or str(error) or type(error).__name__
         raise DataError(f"{path} cannot be read: {reason}") from None
-
-
-@contextmanager
-def opened(path: Path) -> Iterator[IO[bytes]]:
-    """Return a context with a file, decompressed if its name ends with .gz; errors name it."""
-    with reading(path), open_regular(path) as file:
-        yield cast(IO[bytes], gzip.GzipFile(fileobj=file)) if path.suffix == ".gz" else file

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from hvdtrain.data.texts.files import check_regular
 from hvdtrain.errors import DataError
+from hvdtrain.storage.text import some
 
 # the place of a row, such as "line 3", its text and its label
 Row = tuple[str, Any, Any]
@@ -56,32 +57,26 @@ def _separated_rows(path: Path, columns: tuple[str, str], **options: Any) -> Ite
     csv.field_size_limit(max(_LONGEST, csv.field_size_limit()))  # of the whole process
     first = 1
     with _open_text(path) as file:
-        rows = csv.reader(file, strict=True, **options)
+        rows = csv.DictReader(file, strict=True, **options)
         try:
-            names = next(rows, [])
-            _check_columns(path, names, columns)
+            names = list(rows.fieldnames or ())
+            if bad := next((column for column in columns if names.count(column) != 1), None):
+                problem = "has more than one column" if bad in names else "has no column"
+                shown = some([repr(name[:40]) for name in names], 20)
+                raise DataError(
+                    f"{path} {problem} {bad!r}; its columns are {shown}",
+                    "Set them: --set task_options.text=COLUMN --set task_options.label=COLUMN.",
+                )
             first = rows.line_num + 1
-            for values in rows:
-                if values and len(values) != len(names):
-                    has = f"has {len(values)} values; the first line names {len(names)} columns"
+            for row in rows:
+                if None in row or None in row.values():
+                    found = len(names) + len(row.get(None, ())) - list(row.values()).count(None)
+                    has = f"has {found} values; the first line names {len(names)} columns"
                     raise DataError(f"{path}, line {first}: {has}")
-                if values:  # no empty line
-                    yield f"line {first}", values[names.index(columns[0])], values[names.index(columns[1])]
+                yield f"line {first}", row[columns[0]], row[columns[1]]
                 first = rows.line_num + 1
         except csv.Error as error:
             raise DataError(f"{path}, line {first}: {error}") from None
-
-
-def _check_columns(path: Path, names: list[str], columns: tuple[str, str]) -> None:
-    """Check that a table has each of these columns once."""
-    for column in columns:
-        if names.count(column) != 1:
-            shown = ", ".join(repr(name[:40]) for name in names[:20]) + (", ..." if len(names) > 20 else "")
-            problem = "has no column" if column not in names else "has more than one column"
-            raise DataError(
-                f"{path} {problem} {column!r}; its columns are {shown}",
-                "Set them: --set task_options.text=COLUMN --set task_options.label=COLUMN.",
-            )
 
 
 _READERS: dict[str, Callable[[Path, tuple[str, str]], Iterator[Row]]] = {
@@ -179,45 +174,38 @@ def split(sizes: Sequence[int], share: float, seed: int) -> tuple[NDArray[np.int
     return np.sort(shuffled[kept:]), np.sort(shuffled[:kept])
 
 
-@dataclass(frozen=True)
-class Encoded:
-    """Texts as tokens."""
+class Encoder:
+    """Makes tokens of texts that are added one by one: of words and punctuation marks, or of UTF-8 bytes.
 
-    tokens: NDArray[np.int32]  # (texts, context): ``START``, the text's tokens, ``PADDING``
-    vocabulary: int  # number of different tokens
+    Words are in lower case, and have numbers by a vocabulary of at most ``most`` words of the training texts.
+    """
 
-
-class ByteEncoder:
-    """Encodes the UTF-8 bytes of texts that are added one by one, which needs no vocabulary."""
-
-    def __init__(self, context: int) -> None:
-        self._rows = _Rows(context)
+    def __init__(self, context: int, most: int | None) -> None:
+        self._room, self._most = context - 1, most  # None: bytes
+        self._numbers: dict[str, int] = {}  # all words, numbered in the order in which they were added
+        self._tokens, self._lengths = array("i"), array("i")  # without padding until all are there
 
     def add(self, text: str) -> None:
         """Add a text; only the tokens that fit into the context are kept."""
-        self._rows.add([byte + _FIRST for byte in text[: self._rows.room].encode()[: self._rows.room]])
+        if self._most is None:
+            tokens = [byte + _FIRST for byte in text[: self._room].encode()[: self._room]]
+        else:
+            words = islice((match[0] for match in _WORD.finditer(text.lower())), self._room)
+            tokens = [self._numbers.setdefault(word, len(self._numbers)) + _FIRST for word in words]
+        self._tokens.extend(tokens)
+        self._lengths.append(len(tokens))
 
-    def finish(self, train: NDArray[np.int64]) -> Encoded:
-        """Return the tokens of all texts."""
-        return Encoded(self._rows.padded(), _FIRST + 256)
+    def finish(self, train: NDArray[np.int64]) -> tuple[NDArray[np.int32], int]:
+        """Return the tokens (texts, context) of all texts, given the training texts, and their vocabulary.
 
-
-class WordEncoder:
-    """Encodes words in lower case and single punctuation marks by a vocabulary of the training texts."""
-
-    def __init__(self, context: int, most: int) -> None:
-        self._rows = _Rows(context)
-        self._most = most
-        self._numbers: dict[str, int] = {}  # all words, numbered in the order in which they were added
-
-    def add(self, text: str) -> None:
-        """Add a text."""
-        words = islice((match[0] for match in _WORD.finditer(text.lower())), self._rows.room)
-        self._rows.add([self._numbers.setdefault(word, len(self._numbers)) + _FIRST for word in words])
-
-    def finish(self, train: NDArray[np.int64]) -> Encoded:
-        """Return the tokens of all texts by the vocabulary of the training texts."""
-        rows = self._rows.padded()
+        A row has ``START``, the text's tokens, and ``PADDING``.
+        """
+        lengths = np.asarray(self._lengths, np.int64)
+        rows = np.full((len(lengths), self._room + 1), PADDING, np.int32)
+        rows[:, 0] = START
+        rows[:, 1:][np.arange(self._room) < lengths[:, None]] = np.asarray(self._tokens, np.int32)
+        if self._most is None:
+            return rows, _FIRST + 256
         counts = np.bincount(rows[train].reshape(-1), minlength=len(self._numbers) + _FIRST)[_FIRST:]
         words = list(self._numbers)
         # by frequency, then in alphabetical order, so that the result does not depend on the order of rows
@@ -226,26 +214,4 @@ class WordEncoder:
         table = np.full(len(words) + _FIRST, unknown, np.int32)
         table[:_FIRST] = PADDING, START
         table[known + _FIRST] = unknown + 1 + np.arange(len(known))
-        return Encoded(table[rows], unknown + 1 + len(known))
-
-
-Encoder = ByteEncoder | WordEncoder
-
-
-class _Rows:
-    """Rows of tokens, stored without padding until all are there."""
-
-    def __init__(self, context: int) -> None:
-        self.room = context - 1
-        self._tokens, self._lengths = array("i"), array("i")
-
-    def add(self, tokens: list[int]) -> None:
-        self._tokens.extend(tokens)
-        self._lengths.append(len(tokens))
-
-    def padded(self) -> NDArray[np.int32]:
-        lengths = np.asarray(self._lengths, np.int64)
-        result = np.full((len(lengths), self.room + 1), PADDING, np.int32)
-        result[:, 0] = START
-        result[:, 1:][np.arange(self.room) < lengths[:, None]] = np.asarray(self._tokens, np.int32)
-        return result
+        return table[rows], unknown + 1 + len(known)
