@@ -62,26 +62,19 @@ class Saver:
 
 
 class BackgroundSaver(Saver):
-    """The saver of rank 0: one thread writes while training continues, one checkpoint at a time.
-
-    The report is notified of a complete checkpoint by the next ``save``, ``poll`` or ``finish`` of the thread
-    that made the saver: its callbacks must not run in addition to the training loop.
-
-    ``newest`` is the good checkpoint that training started from, ``values`` are those of the best metric of
-    what is there already. A state in which one of ``parameters`` is not finite is not written.
-    """
+    """The saver of rank 0: one thread writes while training continues, one checkpoint at a time."""
 
     def __init__(
         self,
         folder: Path,
-        report: Report,
+        report: Report,  # called by the thread that made the saver alone
         *,
         keep_last: int | None = 1,
         best: MetricGoal | None = None,
         stop_on_error: bool = False,
-        newest: Path | None = None,
-        values: Mapping[Path, float | None] | None = None,
-        parameters: Sequence[str] = (),
+        newest: Path | None = None,  # the good one that training started from
+        values: Mapping[Path, float | None] | None = None,  # of the best metric, of those that are there
+        parameters: Sequence[str] = (),  # which must be finite
         store: "RunStore | None" = None,
     ) -> None:
         super().__init__()

@@ -85,10 +85,7 @@ def name_of(step: int) -> str:
 def write(
     folder: Path, state: PortableState, manifest: Manifest, check: Callable[[], None] = lambda: None
 ) -> Path:
-    """Write a checkpoint into ``folder``, made if need be in a directory that exists; return its directory.
-
-    All or nothing: if it cannot be written, nothing of it is left; one of the same step is replaced.
-    """
+    """Write a checkpoint, all or nothing, in place of one of that step; return its directory."""
     if not folder.is_dir():
         # a run directory that was removed just now is for its owner to make anew
         folder.mkdir(exist_ok=True)
@@ -213,10 +210,7 @@ def _as_os_error(error: Exception, path: Path) -> OSError:
 
 
 def _read_arrays(path: Path) -> PortableState:
-    """Return the arrays of a file, mapped from it: what is written to them does not reach the file.
-
-    A file of this format has a header, and then the arrays without gaps, which is checked when it is opened.
-    """
+    """Return the arrays of a file, mapped from it: what is written to them does not reach the file."""
     from safetensors import SafetensorError, safe_open
 
     ACTIVITY.progress()

@@ -87,7 +87,7 @@ class Pad:
     def __call__(self, samples: list[Any]) -> Arrays:
         """Return the samples as a batch."""
         flat = [named(sample, {}) for sample in samples]
-        names = {*self.columns, *flat[0]}
+        names = self.columns.keys() | flat[0].keys()
         for sample in flat:
             if lost := sorted(names - sample.keys()):
                 raise DataError(f"pad: a sample has no column {lost[0]!r}; it has {sorted(sample)}")
@@ -100,7 +100,9 @@ class Pad:
                 f"pad: a sample has length {length}, and longest is {self._longest}",
                 "Truncate samples, such as in the tokenizer, or raise longest.",
             )
-        padded = -(-length // self._multiple) * self._multiple if self._multiple else _power_of_two(length)
+        padded = 1 << max(length - 1, 0).bit_length()
+        if self._multiple:
+            padded = -(-length // self._multiple) * self._multiple
         return padded if self._longest is None else min(padded, self._longest)
 
     def _column(self, name: str, values: list[NDArray[Any]]) -> NDArray[Any]:
@@ -125,7 +127,7 @@ class Pad:
         return padded
 
 
-def pad(columns: Mapping[str, float], *, multiple: int | None = None, longest: int | None = None) -> Pad:
+def pad(columns: Mapping[str, float], *, multiple: int | None = None, longest: int | None = None) -> "Pad":
     """Return a function for ``collate`` that pads samples of unequal lengths along their first axis.
 
     The model must ignore what is padded, by its mask, for the result not to depend on which samples
@@ -148,10 +150,6 @@ def check_lengths(sizes: Mapping[str, int]) -> None:
             f"arrays of one data set must have equal lengths, found {sizes}",
             "eval_data() with several sets returns hvdtrain.EvalSets({name: set}).",
         )
-
-
-def _power_of_two(length: int) -> int:
-    return 1 << max(length - 1, 0).bit_length()
 
 
 def _type(values: list[NDArray[Any]], fill: float) -> np.dtype[Any]:

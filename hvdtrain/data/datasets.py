@@ -34,7 +34,6 @@ from hvdtrain.errors import DataError, HvdtrainError
 from hvdtrain.task import Arrays, Dataset
 from hvdtrain.workers.user_errors import SAMPLE_NOTE
 
-_LARGEST = np.iinfo(np.int64).max
 _NAMED = 3  # samples of a batch that an exception names
 
 # the first argument of a method ``batch`` that makes batches instead of fetching samples
@@ -65,45 +64,37 @@ def as_dataset(
     """
     check_supported(source)
     names = new_names(inputs, targets)
-    is_stream = hasattr(source, "with_collate")
-    if is_stream:
+    if is_stream := hasattr(source, "with_collate"):
         source, collate = source.with_collate(collate), None
     if hasattr(source, "collated") or is_stream:
-        _check_final(source, names, collate)
-        return source  # type: ignore[no-any-return]
+        return _final(source, names, collate)
     if collate is not None:
         return _collated(source, names, collate)
-    arrays, notes, columns = _arrays_of(source, names)
-    if arrays is not None:
-        return ArrayDataset(arrays, notes, columns)
+    if (of_arrays := _of_arrays(source, names)) is not None:
+        return of_arrays
     if hasattr(source, "column_names") and hasattr(source, "with_format"):
         return HuggingFaceDataset(source, names)
     if hasattr(source, "__len__") and hasattr(source, "__getitem__"):
-        if not _has_own_batch(source):
-            return ItemDataset(source, names)
-        _check_final(source, names, None)
-        return source  # type: ignore[no-any-return]
+        return _final(source, names, None) if _has_own_batch(source) else ItemDataset(source, names)
     raise DataError(
         f"data must be arrays or have __len__ and __getitem__, found a {type_name(source)}",
         "`hvdtrain docs data` lists what can be wrapped.",
     )
 
 
-def _arrays_of(
-    source: Any, names: Mapping[str, str]
-) -> tuple[Arrays | None, tuple[str, ...], dict[str, list[str]]]:
-    """Return the arrays of what holds all samples in arrays, or None, notes, and the columns of tables."""
+def _of_arrays(source: Any, names: Mapping[str, str]) -> "ArrayDataset | None":
+    """Return a data set of what holds all samples in arrays, else None."""
     if is_frame(source):
         columns, left_out = columns_of(source)
         check_kept(left_out, names)
-        return renamed(columns, names), left_out_notes(left_out), {}
+        return ArrayDataset(renamed(columns, names), left_out_notes(left_out))
     if isinstance(source, tuple) and _is_of_arrays(source):
         source = _pair(source)
     if not isinstance(source, Mapping):
-        return None, (), {}
+        return None
     given = renamed(source, names)
     tables = {key: list(map(str, names_of(value))) for key, value in given.items() if is_frame(value)}
-    return {key: as_array(key, value) for key, value in given.items()}, (), tables
+    return ArrayDataset({key: as_array(key, value) for key, value in given.items()}, (), tables)
 
 
 def new_names(inputs: str | Sequence[str] | None, targets: str | None) -> dict[str, str]:
@@ -115,13 +106,14 @@ def new_names(inputs: str | Sequence[str] | None, targets: str | None) -> dict[s
     return names if targets is None else {**names, targets: "targets"}
 
 
-def _check_final(source: Any, names: Mapping[str, str], collate: Any) -> None:
-    """Check that nothing is requested of a data set that makes its batches itself."""
+def _final(source: Any, names: Mapping[str, str], collate: Any) -> Dataset:
+    """Return a data set that makes its batches itself; nothing can be requested of it."""
     if names or collate is not None:
         raise DataError(
             f"{type_name(source)} makes its batches itself: inputs, targets and collate have no effect on it",
             "Name the keys in its batches, or give the data that it wraps.",
         )
+    return source  # type: ignore[no-any-return]
 
 
 def _collated(source: Any, names: Mapping[str, str], collate: Collate) -> CollatedDataset:
@@ -133,7 +125,7 @@ def _collated(source: Any, names: Mapping[str, str], collate: Collate) -> Collat
         )
     if is_frame(source):
         source = {str(name): np.asarray(source[name]) for name in names_of(source)}
-    if isinstance(source, tuple) and len(source) == 2 and all(map(_has_length, source)):
+    if isinstance(source, tuple) and len(source) == 2 and _is_of_arrays(source):
         source = _pair(source)
     if isinstance(source, Mapping):
         source = {key: as_array(key, value) if is_frame(value) else value for key, value in source.items()}
@@ -146,13 +138,12 @@ def _collated(source: Any, names: Mapping[str, str], collate: Collate) -> Collat
 
 def _is_of_arrays(source: tuple[Any, ...]) -> bool:
     """Return whether a tuple holds arrays with all samples, and is no sequence of samples."""
-    if len(source) == 2:
-        return all(map(_has_length, source))
-    return bool(source) and all(hasattr(part, "shape") for part in source)
-
-
-def _has_length(part: Any) -> bool:
-    return isinstance(part, list) or is_nested(part) or has_axes(part) or hasattr(part, "toarray")
+    if len(source) != 2:
+        return bool(source) and all(hasattr(part, "shape") for part in source)
+    return all(
+        isinstance(part, list) or is_nested(part) or has_axes(part) or hasattr(part, "toarray")
+        for part in source
+    )
 
 
 def _pair(source: tuple[Any, ...]) -> dict[str, Any]:
@@ -270,10 +261,7 @@ def _check_weights(weights: NDArray[Any], indices: NDArray[np.int64]) -> None:
 
 @contextmanager
 def _noting(indices: Any) -> Iterator[None]:
-    """Return a context whose exceptions get a note of the samples that were being read.
-
-    hvdtrain's own errors name them already.
-    """
+    """Return a context whose exceptions get a note of the samples that were being read."""
     try:
         yield
     except HvdtrainError:
@@ -335,11 +323,11 @@ def signature(
 def _for_frameworks(name: str, value: Any) -> NDArray[Any]:
     check_unmasked(name, value)
     array = canonical(value)
-    # PyTorch's losses take class numbers as int64
-    is_target = name.partition(SEPARATOR)[0] in TARGETS
-    if is_target and array.dtype == np.uint64 and array.size and array.max() > _LARGEST:
+    if array.dtype.kind not in "iu" or name.partition(SEPARATOR)[0] not in TARGETS:
+        return array
+    if array.dtype == np.uint64 and (array >> np.uint64(63)).any():
         raise DataError(
             f"{name!r} has the whole number {array.max()}, which 64 bits with a sign do not hold",
             "Number its values from 0 in the data set, such as with np.unique(..., return_inverse=True).",
         )
-    return array.astype(np.int64) if is_target and array.dtype.kind in "iu" else array
+    return array.astype(np.int64)  # as PyTorch's losses take class numbers

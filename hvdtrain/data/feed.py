@@ -181,10 +181,7 @@ class Reader:
 
 
 class Feed:
-    """The batches of one worker in order, read ahead by background threads.
-
-    A context manager: leaving it stops the threads. An exception is raised in the place of its batch.
-    """
+    """The batches of one worker in order, read ahead by background threads."""
 
     def __init__(
         self, reader: Reader, threads: int, on_bad_sample: Callable[[BadSample], None] = lambda _: None
@@ -221,11 +218,7 @@ class Feed:
                 yield batch
 
     def take_notes(self, step: int | None = None) -> tuple[int, float]:
-        """Return the number of samples that could not be read and the seconds waited since the last call.
-
-        Seconds add up to a millisecond before they are reported, which has a cost; samples of batches after
-        ``step``, which a backend may have taken ahead, count in a later call.
-        """
+        """Return the number of samples that could not be read and the seconds waited since the last call."""
         steps = [number for number in self._bad if step is None or number <= step]
         if not steps and self._waited_seconds < _LEAST_REPORTED_SECONDS:
             return 0, 0.0

@@ -9,7 +9,6 @@ from numpy.typing import NDArray
 
 from hvdtrain.data.numeric import flatten, float_bits, is_numeric, narrowed, ragged_error
 from hvdtrain.errors import DataError
-from hvdtrain.storage.text import counted
 from hvdtrain.task import Arrays
 
 _STREAM = (
@@ -23,9 +22,11 @@ _REMEDIES = {
     "collate_fn is given as hvdtrain.as_dataset(data, collate=...). A sampler is lost with the loader: "
     "return the weights of a WeightedRandomSampler in the task's method sample_probabilities().",
     "torch.IterableDataset": f"{_STREAM}.",
-    "datasets.DatasetDict": "It is a set of splits: return one of them, such as data['train']. eval_data() "
-    "can return several: hvdtrain.EvalSets(validation=data['validation'], test=data['test']).",
-    "datasets.IterableDatasetDict": "Load it without streaming=True and return one of its splits.",
+    **dict.fromkeys(
+        ("datasets.DatasetDict", "datasets.IterableDatasetDict"),
+        "It is a set of splits: return one of them, such as data['train']. eval_data() can return several: "
+        "hvdtrain.EvalSets(validation=data['validation'], test=data['test']).",
+    ),
     "datasets.IterableDataset": f"{_STREAM}, or load it without streaming=True.",
     "keras.PyDataset": "Its items are batches. Give its arrays, or an object whose __getitem__ returns one "
     "sample: hvdtrain batches, shuffles and shards it.",
@@ -74,21 +75,11 @@ def check_no_batches(source: Any) -> None:
         )
 
 
-def check_dense(name: str, value: Any) -> None:
-    """Check that an array is no sparse matrix."""
-    if hasattr(value, "toarray") and hasattr(value, "nnz"):
-        raise DataError(
-            f"{name!r} is a sparse {type_name(value)}; samples are dense arrays",
-            "Convert it with .toarray(), or row by row in the __getitem__ of a data set.",
-        )
-
-
 def check_unmasked(name: str, value: Any) -> None:
     """Check that no value of an array is masked: frameworks do not know masks."""
-    if isinstance(value, np.ma.MaskedArray) and (count := int(np.ma.getmaskarray(value).sum())):
+    if isinstance(value, np.ma.MaskedArray) and np.ma.getmaskarray(value).any():
         raise DataError(
-            f"{name!r} is a masked array in which {counted(count, 'value')} {'is' if count == 1 else 'are'} "
-            "masked, and a batch has no mask",
+            f"{name!r} is a masked array, and a batch has no mask",
             "Fill them, .filled(value), and give the mask under a key of its own if the model needs it. "
             "Targets can be filled with the task's ignore_index.",
         )
@@ -110,9 +101,6 @@ def _names(value: Any) -> list[str]:
     return [f"{kind.__module__.partition('.')[0]}.{kind.__name__}" for kind in type(value).__mro__]
 
 
-_NUMBERS = "biufc"
-
-
 def is_frame(source: Any) -> bool:
     """Return whether an object is a data frame of pandas or polars, or a structured array."""
     if isinstance(source, np.ndarray):
@@ -130,7 +118,7 @@ def columns_of(frame: Any) -> tuple[dict[str, NDArray[Any]], list[str]]:
     arrays, left_out = {}, []
     for name in names_of(frame):
         array = _column(frame, name)
-        if array.dtype.kind in _NUMBERS:
+        if array.dtype.kind in "biufc":
             arrays[str(name)] = array
         else:
             left_out.append(str(name))
@@ -145,18 +133,13 @@ def matrix_of(name: str, frame: Any) -> NDArray[Any]:
             f"{name!r} is a data frame with columns that are not numbers: {', '.join(left_out)}",
             "Drop or encode them.",
         )
-    if not arrays:
-        return np.zeros((len(frame), 0))
-    matrix = np.stack(list(arrays.values()), axis=1)
-    is_cast = matrix.dtype.kind == "f"
-    wholes = {key: array for key, array in arrays.items() if is_cast and array.dtype.kind in "iu"}
-    for column, array in wholes.items():
-        if np.abs(array.astype(float)).max(initial=0) > 2**53:
-            raise DataError(
-                f"the column {column!r} of {name!r} has whole numbers above 2**53, which are rounded "
-                "together with columns of fractions",
-                "Number its values from 0, such as with pandas.factorize, or give it by itself.",
-            )
+    matrix = np.stack(list(arrays.values()), axis=1) if arrays else np.zeros((len(frame), 0))
+    large = (key for key, one in arrays.items() if one.dtype.kind in "iu" and np.any(np.abs(one / 2**53) > 1))
+    if matrix.dtype.kind == "f" and (column := next(large, None)):
+        raise DataError(
+            f"the column {column!r} of {name!r} has whole numbers above 2**53, which fractions round",
+            "Number its values from 0, such as with pandas.factorize, or give it by itself.",
+        )
     return matrix
 
 
@@ -213,10 +196,8 @@ def named(item: Any, names: Mapping[str, str]) -> dict[str, Any]:
 
 def left_out_notes(columns: Sequence[str]) -> tuple[str, ...]:
     """Return what to tell a user of columns that are left out."""
-    if not columns:
-        return ()
-    what = f"columns {', '.join(columns)} are" if len(columns) > 1 else f"column {columns[0]} is"
-    return (f"the {what} left out: not numbers",)
+    what = f"columns {', '.join(columns)} are" if len(columns) > 1 else f"column {', '.join(columns)} is"
+    return (f"the {what} left out: not numbers",) if columns else ()
 
 
 def check_kept(left_out: Sequence[str], names: Mapping[str, str]) -> None:
@@ -231,7 +212,11 @@ def check_kept(left_out: Sequence[str], names: Mapping[str, str]) -> None:
 
 def as_array(name: str, value: Any) -> NDArray[Any]:
     """Return what a user gave for a name as an array."""
-    check_dense(name, value)
+    if hasattr(value, "toarray") and hasattr(value, "nnz"):
+        raise DataError(
+            f"{name!r} is a sparse {type_name(value)}; samples are dense arrays",
+            "Convert it with .toarray(), or row by row in the __getitem__ of a data set.",
+        )
     check_unmasked(name, value)
     if is_frame(value):
         return matrix_of(name, value)
@@ -289,18 +274,8 @@ class NumericColumns:
         return arrays_of(named(item, self._names))
 
 
-# types of Hugging Face's columns, by their beginning
-_OTHERS = (
-    "string",
-    "large_string",
-    "binary",
-    "large_binary",
-    "date",
-    "time",
-    "duration",
-    "null",
-    "dict",
-)
+# types of Hugging Face's columns that hold no numbers, by their beginning
+_OTHERS = ("string", "large_string", "binary", "large_binary", "date", "time", "duration", "null", "dict")
 
 
 class HuggingFaceDataset:
@@ -331,10 +306,7 @@ class HuggingFaceDataset:
 
 
 def number_columns(source: Any) -> tuple[list[str], list[str]]:
-    """Return the columns of a Hugging Face data set that hold numbers or images, and the others.
-
-    Columns that the user took out of its format are in neither.
-    """
+    """Return the columns of a Hugging Face data set that hold numbers or images, and the others."""
     columns = source.format["columns"] or source.column_names
     left_out = [name for name in columns if not _holds_numbers(source.features[name])]
     return [name for name in columns if name not in left_out], left_out

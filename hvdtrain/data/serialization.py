@@ -89,11 +89,7 @@ _ALIGNED = 64  # bytes; frameworks read arrays faster from such addresses
 
 
 class Payload:
-    """Serialized data sets that other processes can load. A context manager that frees its memory.
-
-    Arrays in memory-mapped files are mapped again by a process that loads it, which inherits ``descriptor``.
-    Contents of others are in shared memory once, for all processes.
-    """
+    """Serialized data sets that other processes can load. A context manager that frees its memory."""
 
     def __init__(self, datasets: Mapping[str, Any]) -> None:
         buffers: list[pickle.PickleBuffer] = []

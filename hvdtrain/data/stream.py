@@ -170,10 +170,7 @@ def _of_hugging_face(dataset: Any) -> Source:
 
 
 def names_digest(shards: Sequence[Any]) -> str:
-    """Return a digest of what shards are called, in their order.
-
-    Of paths, folders that all have in common do not count: they may lie elsewhere on another host.
-    """
+    """Return a digest of what shards are called, in their order."""
     are_paths = all(isinstance(shard, str | PurePath) for shard in shards)
     paths = [str(shard).split("/") for shard in shards]
     folders = zip(*(path[:-1] for path in paths), strict=False)
@@ -358,8 +355,5 @@ def number_words(size: int) -> str:
 
 
 def is_place_kept(samples: int, before: int, now: int) -> bool:
-    """Return whether a place in a stream is the same if its declared length is put right.
-
-    It is if no pass ended by either length, or if one was not declared.
-    """
+    """Return whether a place in a stream is the same if its declared length is put right."""
     return UNKNOWN_LENGTH in (before, now) or samples <= min(before, now)

@@ -269,10 +269,7 @@ class StreamFeed(Feed):
 
 
 def _whole(part: StreamPart, exchange: Exchange) -> Generator[list[HostBatch], None, None]:
-    """Yield the batches of a worker that reads the whole stream and keeps its part of every step.
-
-    Now and then, and at the end, the workers compare where they are and what they read.
-    """
+    """Yield the batches of a worker that reads the whole stream and keeps its part of every step."""
     steps, last = _whole_steps(part), (0, 0, Trace().summary)
     reads = read_ahead(lambda _: list(itertools.islice(steps, STEPS)), sys.maxsize, 1)
     with closing(reads):

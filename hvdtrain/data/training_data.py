@@ -29,10 +29,7 @@ class SkippedSamples:
 
 @dataclass
 class TrainingData:
-    """What a run reads. Which kind of data it is, only this class knows.
-
-    In its methods, ``plan`` is the job's ``TrainingPlan``, and ``at`` the ``Progress`` of training.
-    """
+    """What a run reads. Which kind of data it is, only this class knows."""
 
     config: Config  # the resolved config
     workers: Workers  # the job's workers

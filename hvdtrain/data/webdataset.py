@@ -75,10 +75,7 @@ class _Member(tarfile.TarInfo):
 
 
 def tar_samples(path: str, decodes: bool) -> Iterator[dict[str, Any]]:
-    """Yield the samples of a tar, which may be compressed: files by kind, and the name under "__key__".
-
-    As webdataset has it, a sample's files follow one another and have a name in common.
-    """
+    """Yield the samples of a tar, which may be compressed: files by kind, and the name under "__key__"."""
     record = dict[str, Any]()
     try:
         with open_file(path) as file, tarfile.open(fileobj=file, mode="r|*", tarinfo=_Member) as tar:

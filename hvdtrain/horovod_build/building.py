@@ -214,10 +214,7 @@ def compile_wheel(plan: Plan, cache: BuildCache, jobs: int, echo: Echo) -> Path:
 def run_logged(
     command: Sequence[str], log: Path, env: Mapping[str, str], folder: Path, echo: Echo
 ) -> list[str]:
-    """Run a compilation and return the lines of its output, which a log gets, too.
-
-    At the limit, or if this process is interrupted, it and all that it started are killed.
-    """
+    """Run a compilation and return the lines of its output, which a log gets, too."""
     lines: list[str] = []
     shown, started = 0, time.monotonic()
     pipe = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "encoding": "utf-8", "errors": "replace"}

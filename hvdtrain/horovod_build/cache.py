@@ -24,10 +24,7 @@ DOWNLOAD_LIMIT_SECONDS = 900
 
 
 def exposure(*folders: Path) -> str:
-    """Return why somebody other than this user and root could change folders; empty if nobody can.
-
-    pip looks at the owner of its own cache in the same way. What does not exist yet is not looked at.
-    """
+    """Return why somebody other than this user and root could change folders; empty if nobody can."""
     for folder in folders:
         with contextlib.suppress(FileNotFoundError):
             status = folder.stat()

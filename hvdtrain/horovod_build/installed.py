@@ -208,10 +208,7 @@ def installed_build() -> InstalledBuild | None:
 
 
 def require_horovod(framework: str) -> InstalledBuild:
-    """Raise an error with the command that helps unless Horovod is installed and fits the framework.
-
-    It imports neither Horovod nor a framework. A Horovod that hvdtrain did not build may fit, too.
-    """
+    """Raise an error with the command that helps unless Horovod is installed and fits the framework."""
     title = TITLES[framework]
     installed = installed_framework(framework)
     if installed is None:
@@ -242,10 +239,8 @@ def require_horovod(framework: str) -> InstalledBuild:
 
 
 def check_patches(build: InstalledBuild, *, elastic: bool) -> str:
-    """Return what to report of a build of hvdtrain that has other patches; an elastic job is refused with it.
-
-    Elastic jobs start Horovod again and again in one process, which some patches mend.
-    """
+    """Return what to report of a build of hvdtrain that has other patches."""
+    # elastic jobs, which start Horovod again and again in one process, are refused with it
     own = patches_digest(horovod_patches())
     if build.patches in ("", own):
         return ""

@@ -27,12 +27,7 @@ def torch_model(  # noqa: PLR0917 - sizes in their usual order
     classes: int,
     dropout: float = 0.1,
 ) -> Any:
-    """Return the PyTorch model.
-
-    ``vocabulary`` counts padding, too; ``context`` is the largest number of tokens of a sample;
-    ``channels``, the width of an embedding, is a multiple of ``heads``; ``dropout`` is of embeddings,
-    attention outputs, dense outputs and inputs of the classification layer in training.
-    """
+    """Return the PyTorch model."""
     import torch
     from torch import nn
 

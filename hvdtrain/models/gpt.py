@@ -18,11 +18,7 @@ EPSILON = EPSILONS[True]
 def torch_model(  # noqa: PLR0917 - sizes in their usual order
     vocabulary: int, context: int, layers: int, heads: int, channels: int, dropout: float = 0.0
 ) -> Any:
-    """Return the PyTorch model.
-
-    ``context`` is the largest number of tokens of a sample; ``channels``, the width of an embedding, is a
-    multiple of ``heads``; ``dropout`` is of embeddings, attention outputs and dense outputs in training.
-    """
+    """Return the PyTorch model."""
     import torch
     from torch import nn
     from torch.nn import functional as F

@@ -42,12 +42,7 @@ def torch_model(
     stem: str = "cifar",
     activation: str = "relu",
 ) -> Any:
-    """Return the PyTorch model for images of a shape (height, width, channels).
-
-    The stem "cifar" is a 3x3 convolution; "imagenet" shrinks images to a quarter: a 7x7 convolution and a
-    maximum over 3x3, both of stride 2. With the activation "silu", which is smooth, runs that differ only by
-    rounding stay close for longer than with "relu".
-    """
+    """Return the PyTorch model for images of a shape (height, width, channels)."""
     from torch import nn
     from torch.nn import functional as F
 

@@ -131,10 +131,7 @@ def objects_below(url: str) -> list[ObjectInfo]:
 
 
 def read(url: str, limit_bytes: int) -> tuple[bytes, str | None]:
-    """Return the content of a small object, and the tag of that version or an older one; None if it has none.
-
-    Raises a StoreError also if it has more bytes than that.
-    """
+    """Return the content of a small object, and the tag of that version or an older one, if it has any."""
     found = info(url)
     content = cast(bytes, request(url, "read", "cat_file")) if found.size_bytes <= limit_bytes else b""
     if max(found.size_bytes, len(content)) > limit_bytes:

@@ -78,11 +78,7 @@ def fetch(url: str, folder: Path) -> Path:
 
 
 def put(source: Path, url: str, check: Callable[[], None]) -> Manifest:
-    """Upload a checkpoint: its files, then its manifest, which is returned. Until then it does not exist.
-
-    ``check`` is called before each object is written, and raises a StoreError if it must not be. Raises
-    CorruptCheckpoint if what is in the directory is not what was written.
-    """
+    """Upload a checkpoint: its files, then its manifest, which is returned. Until then it does not exist."""
     manifest = verification.verify(source).manifest
     content, place = (source / MANIFEST_FILE).read_bytes(), join(url, MANIFEST_FILE)
     try:

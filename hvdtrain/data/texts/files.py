@@ -40,10 +40,7 @@ def find_files(path: str, pattern: str) -> list[Path]:
 
 
 def python_files() -> tuple[list[Path], str]:
-    """Return the first modules of Python's standard library, about a million bytes, and a description.
-
-    Every installation of the same version of Python has the same ones.
-    """
+    """Return the first modules of Python's standard library, about a million bytes, and a description."""
     folder = Path(sysconfig.get_paths()["stdlib"])
     modules = (file for file in folder.glob("*.py") if file.stem in sys.stdlib_module_names)
     found, size = [], 0
@@ -147,10 +144,7 @@ _BYTES_INSTEAD = "Save it as UTF-8, or set task_options.level=bytes, which accep
 
 
 class CharacterTokens:
-    """The characters of UTF-8 files as a row of tokens in memory; token k is the k-th distinct character.
-
-    A token takes one byte if there are at most 256 distinct characters, and two for most other texts.
-    """
+    """The characters of UTF-8 files as a row of tokens in memory; token k is the k-th distinct character."""
 
     def __init__(self, files: MappedFiles) -> None:
         seen = np.zeros(_ALL, bool)

@@ -175,10 +175,7 @@ def split(sizes: Sequence[int], share: float, seed: int) -> tuple[NDArray[np.int
 
 
 class Encoder:
-    """Makes tokens of texts that are added one by one: of words and punctuation marks, or of UTF-8 bytes.
-
-    Words are in lower case, and have numbers by a vocabulary of at most ``most`` words of the training texts.
-    """
+    """Makes tokens of texts that are added one by one: of words and punctuation marks, or of UTF-8 bytes."""
 
     def __init__(self, context: int, most: int | None) -> None:
         self._room, self._most = context - 1, most  # None: bytes
@@ -196,10 +193,7 @@ class Encoder:
         self._lengths.append(len(tokens))
 
     def finish(self, train: NDArray[np.int64]) -> tuple[NDArray[np.int32], int]:
-        """Return the tokens (texts, context) of all texts, given the training texts, and their vocabulary.
-
-        A row has ``START``, the text's tokens, and ``PADDING``.
-        """
+        """Return the tokens (texts, context) of all texts, given the training texts, and their vocabulary."""
         lengths = np.asarray(self._lengths, np.int64)
         rows = np.full((len(lengths), self._room + 1), PADDING, np.int32)
         rows[:, 0] = START
