@@ -107,11 +107,6 @@ class BackgroundSaver(Saver):
         )
         self._thread.start()
 
-    @property
-    def is_in_own_thread(self) -> bool:
-        """Whether the thread that calls made the saver, and so may tell the report."""
-        return threading.get_ident() == self._owner
-
     def poll(self) -> bool:
         """Report what was written or went wrong since the last call; return whether to stop for it."""
         with self._taking:
@@ -122,7 +117,7 @@ class BackgroundSaver(Saver):
                 self._take_outcome()
         if self._report.folder is not None:
             self.replaced = self._report.folder.replaced or self._report.folder.lost_lock()
-        if self.is_in_own_thread:
+        if threading.get_ident() == self._owner:  # which may call the report
             written, self._written = self._written, []
             for step, path in written:
                 self._report.on_checkpoint(step, path)
@@ -234,14 +229,11 @@ class BackgroundSaver(Saver):
         reason = f"step {self._step:,}: {_describe(outcome)}"
         self.failures.append(reason)
         kind = (type(outcome), outcome.errno if isinstance(outcome, OSError) else str(outcome))
-        if kind == self._reported:
-            return  # reported once while it lasts; the summary has the number
+        if kind != self._reported:  # it is reported once while it lasts; the summary has the number
+            good = f"{self.newest} is whole" if self.newest else "there is no older one"
+            then = "stops" if self._stop_on_error else "continues, the next save tries again"
+            self._report.note(f"cannot write the checkpoint of {reason}; {good}; training {then}")
         self._reported = kind
-        good = f"{self.newest} is whole" if self.newest else "there is no older one"
-        next_step = (
-            "training stops" if self._stop_on_error else "training continues, the next save tries again"
-        )
-        self._report.note(f"cannot write the checkpoint of {reason}; {good}; {next_step}")
 
 
 def _bytes_in(folder: Path) -> int:

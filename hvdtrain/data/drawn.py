@@ -70,10 +70,8 @@ def _numbers_of(dataset: Any, given: Any, method: str, remedy: str) -> NDArray[n
             f"{numbers.shape}",
             remedy,
         )
-    is_right = np.isfinite(numbers) & (numbers >= 0)
-    if not is_right.all():
-        place = int(np.argmin(is_right))
-        raise DataError(
-            f"{method}() must be finite and not negative; sample {place} has {numbers[place]}", "Correct it."
-        )
+    wrong = np.flatnonzero(~(np.isfinite(numbers) & (numbers >= 0)))
+    if len(wrong):
+        found = f"sample {wrong[0]} has {numbers[wrong[0]]}"
+        raise DataError(f"{method}() must be finite and not negative; {found}", "Correct it.")
     return numbers

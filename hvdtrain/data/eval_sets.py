@@ -35,10 +35,8 @@ class EvalSets(Mapping[str, Any]):
     """
 
     def __init__(self, sets: Mapping[str, Any] | None = None, /, **named: Any) -> None:
-        if twice := [name for name in named if name in (sets or {})]:
-            raise DataError(
-                f"EvalSets: the name {twice[0]!r} is given twice", "Give each set a name of its own."
-            )
+        if twice := next((name for name in named if name in (sets or {})), None):
+            raise DataError(f"EvalSets: the name {twice!r} is given twice", "Give each set its own name.")
         self._sets = {**(sets or {}), **named}
         if not self._sets:
             raise DataError("EvalSets holds no data set", "Return None if there are no evaluation data.")
@@ -82,27 +80,22 @@ def check_not_bare_sets(source: Any, collates: bool) -> None:
     """Check that ``eval_data()`` did not return several data sets in a plain dict, list or tuple."""
     parts: list[Any] = []
     if isinstance(source, Mapping) and not isinstance(source, EvalSets):
-        if not any(key in source for key in ("inputs", *TARGETS)):
-            parts = [source[key] for key in source]
-            if all(isinstance(part, Mapping) and any(key in part for key in TARGETS) for part in parts):
-                raise _bare_sets_error(source, len(parts))
+        parts = [] if any(key in source for key in ("inputs", *TARGETS)) else list(source.values())
     elif isinstance(source, list | tuple) and not collates:
         parts = list(source[:2])  # of a list of samples, the first tell what it is
-    if len(parts) > 1 and all(map(_is_data_set, parts)):
-        raise _bare_sets_error(source, len(source))
+    if len(parts) > 1 and all(_is_data_set(part, in_mapping=isinstance(source, Mapping)) for part in parts):
+        raise DataError(
+            f"eval_data() gave a {type(source).__name__} of {len(source)} data sets; several have names here",
+            'Return hvdtrain.EvalSets({"validation": data, "noisy": other}).',
+        )
 
 
-def _bare_sets_error(source: Any, count: int) -> DataError:
-    return DataError(
-        f"eval_data() gave a {type(source).__name__} of {count} data sets; several have names here",
-        'Return hvdtrain.EvalSets({"validation": data, "noisy": other}).',
-    )
-
-
-def _is_data_set(part: Any) -> bool:
+def _is_data_set(part: Any, in_mapping: bool) -> bool:
     """Return whether an object can be a data set, and no array or sample."""
     if is_frame(part):
         return any(name in TARGETS for name in names_of(part))
+    if in_mapping and isinstance(part, Mapping):
+        return any(key in part for key in TARGETS)
     if hasattr(part, "column_names"):  # of Hugging Face, which has a shape too
         return True
     is_plain = isinstance(part, Sequence | Mapping) or hasattr(part, "shape") or hasattr(part, "__array__")

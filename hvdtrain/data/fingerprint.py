@@ -159,8 +159,7 @@ def is_same(one: str, other: str) -> bool:
 
 def _numbers_of(digest_text: str) -> list[float]:
     """Return the numbers after the hash in a digest."""
-    _, *numbers = digest_text.split()
-    return [float(number) for number in numbers]
+    return [float(number) for number in digest_text.split()[1:]]
 
 
 def differing_keys(one: SampleDigests, other: SampleDigests) -> list[str]:
@@ -174,11 +173,13 @@ def first_difference(
     one: Fingerprint, other: Fingerprint, ignored: Collection[str] = ()
 ) -> tuple[int, str] | None:
     """Return index and key of the first sample that differs in two data sets of one size, or None."""
-    for place, index in enumerate(probe_indices(one.size)):
-        for key in differing_keys(one.at(place), other.at(place)):
-            if key not in ignored:
-                return index, key
-    return None
+    found = (
+        (index, key)
+        for place, index in enumerate(probe_indices(one.size))
+        for key in differing_keys(one.at(place), other.at(place))
+        if key not in ignored
+    )
+    return next(found, None)
 
 
 def digests_at(fingerprint: Fingerprint, index: int) -> SampleDigests:

@@ -82,7 +82,7 @@ def stream_of(data, workers: int, accumulate: int) -> dict[int, np.ndarray]:
     return found
 
 
-@pytest.mark.parametrize("form", ["idx", "folder"])
+@pytest.mark.parametrize("form", ["npz", "folder"])
 def test_augmented_images_do_not_depend_on_who_reads_them(tmp_path, form):
     data = Images(
         path=write(form, tmp_path, IMAGES[:120], LABELS[:120]),
