@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 from pathlib import Path
 
 import pytest
@@ -57,21 +56,11 @@ def rewrite_manifest(path: Path, **changes: object) -> None:
     (path / "trainer.json").write_bytes(manifest.canonical_json(values))
 
 
-def spoil_nothing_there(path: Path) -> None:
-    shutil.rmtree(path)
-    path.mkdir()
-
-
 def spoil_half_written(path: Path) -> None:
     (path / "trainer.json").unlink()
     (path / "optimizer.safetensors").unlink()
     content = (path / "model.safetensors").read_bytes()
     (path / "model.safetensors").write_bytes(content[: len(content) // 2])
-
-
-def spoil_file(path: Path) -> None:
-    shutil.rmtree(path)
-    path.write_text("a file")
 
 
 def spoil_byte(path: Path) -> None:
@@ -81,9 +70,7 @@ def spoil_byte(path: Path) -> None:
 
 
 SPOILS = [
-    (spoil_nothing_there, "trainer.json is missing"),
     (spoil_half_written, "trainer.json is missing"),
-    (spoil_file, "trainer.json is missing"),
     (spoil_byte, "the content of model.safetensors has changed"),
 ]
 

@@ -41,14 +41,6 @@ def test_batches_equal_what_is_fetched_directly(make, plan, rank):
             np.testing.assert_array_equal(array.reshape(direct[name].shape), direct[name])
 
 
-def test_a_feed_begins_where_progress_stands():
-    plan, order = BatchPlan(4, 1), ShuffledOrder(10, 0)
-    whole = batches(dataset(10), order, Shard(plan, 0, 0, 0, 40))
-    rest = batches(dataset(10), order, Shard(plan, 0, first_step=3, first_sample=12, last_sample=40))
-    assert [batch.step for batch in rest] == [batch.step for batch in whole[3:]]
-    assert [batch.indices.tolist() for batch in rest] == [batch.indices.tolist() for batch in whole[3:]]
-
-
 class Unreadable(Exception):
     """An exception of a user's own, which no library could make again."""
 

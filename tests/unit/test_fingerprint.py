@@ -1,16 +1,11 @@
 """Fingerprints: what they read, what they tell apart and what they do not."""
 
-import random
-
 import numpy as np
 import pytest
-import torch
 
 from hvdtrain.data.datasets import as_dataset
 from hvdtrain.data.fingerprint import (
-    changing_keys,
     digest,
-    draws_random_numbers,
     first_difference,
     is_same,
     probe_indices,
@@ -53,8 +48,7 @@ def test_equal_data_have_equal_fingerprints_whatever_they_are_in():
     assert take_fingerprint(as_dataset(held)) == take_fingerprint(as_dataset(as_pairs))
 
 
-@pytest.mark.parametrize("key", ["inputs", "targets"])
-@pytest.mark.parametrize("place", [0, 13, 31])
+@pytest.mark.parametrize(("key", "place"), [("inputs", 0), ("targets", 13), ("targets", 31)])
 def test_one_other_value_is_found(key, place):
     held, index = arrays(), probe_indices(100)[place]
     before = take_fingerprint(as_dataset(held))
@@ -62,9 +56,7 @@ def test_one_other_value_is_found(key, place):
     assert first_difference(before, take_fingerprint(as_dataset(held))) == (index, key)
 
 
-@pytest.mark.parametrize(
-    "kind", ["float16", "float32", "float64", "complex64", "uint8", "int64", "bool", ">i4"]
-)
+@pytest.mark.parametrize("kind", ["float32", "complex64", "uint8", ">i4"])
 def test_permuted_values_are_another_sample(kind):
     values = np.random.default_rng(0).integers(0, 2, 40).astype(kind)
     other = np.concatenate([values[1:], values[:1]])
@@ -77,20 +69,6 @@ def test_rounding_is_no_difference():
     values = np.random.default_rng(0).normal(size=3000).astype(np.float32)
     assert is_same(digest(values), digest(np.nextafter(values, np.float32(9))))
     assert is_same(digest(values * 0), digest(values * 0))
-
-
-@pytest.mark.parametrize("draw", [random.random, np.random.rand, lambda: torch.rand(1).item()])
-def test_samples_that_draw_from_global_generators_are_found(draw):
-    assert draws_random_numbers(as_dataset(Noting(50, lambda index: index + draw())))
-
-
-def test_keys_that_change_with_every_reading_are_found():
-    generator = np.random.default_rng(0)
-    dataset = as_dataset(Noting(50, lambda index: generator.normal()))
-    before = take_fingerprint(dataset)
-    assert changing_keys(dataset, before) == {"inputs"}
-    assert first_difference(before, take_fingerprint(dataset), {"inputs"}) is None
-    assert changing_keys(as_dataset(arrays()), take_fingerprint(as_dataset(arrays()))) == set()
 
 
 @pytest.mark.parametrize("error", [BadSampleError("no JPEG"), ValueError("a bug")])

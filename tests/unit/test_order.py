@@ -58,23 +58,6 @@ def test_indices_do_not_depend_on_what_is_asked_together(size, positions):
 
 
 @st.composite
-def plans(draw: st.DrawFn) -> BatchPlan:
-    workers, accumulate = draw(st.integers(1, 7)), draw(st.integers(1, 4))
-    slots = workers * accumulate
-    return BatchPlan(draw(st.integers(slots, slots + 60)), workers, accumulate)
-
-
-@given(plan=plans())
-def test_slots_of_a_full_step_differ_by_one_sample_at_most(plan):
-    filled = [
-        int(n) for rank in range(plan.workers) for n in plan.part(rank, plan.global_batch)[1].sum(axis=1)
-    ]
-    assert max(filled) == plan.micro_batch
-    assert max(filled) - min(filled) <= 1
-    assert plan.is_even == (max(filled) == min(filled))
-
-
-@st.composite
 def elastic_plans(draw: st.DrawFn) -> BatchPlan:
     """Draw how a batch is sharded over some of the workers of a job whose micro-batches have one size."""
     most, accumulate = draw(st.integers(1, 9)), draw(st.integers(1, 4))
@@ -92,11 +75,6 @@ def test_micro_batches_of_one_size_deal_every_sample_exactly_once(plan, data):
     dealt = np.concatenate([places[real] for places, real in parts])
     assert sorted(dealt.tolist()) == list(range(count))
     assert all((places[~real] == 0).all() for places, real in parts)
-
-
-def test_slots_that_do_not_hold_the_batch_are_refused():
-    with pytest.raises(ValueError, match="2 slots of 3 do not hold 7 samples"):
-        BatchPlan(7, 2, 1, 3)
 
 
 @given(

@@ -18,17 +18,6 @@ def assert_threads_end() -> None:
     assert reading_threads() == []
 
 
-@pytest.mark.parametrize("threads", [1, 2, 5])
-@pytest.mark.parametrize("count", [0, 1, 3, 100])
-def test_results_are_in_order_although_reads_overtake_each_other(threads, count):
-    def read(index: int) -> int:
-        time.sleep(0.002 * (index % 3 == 0))
-        return index
-
-    assert list(read_ahead(read, count, threads)) == list(range(count))
-    assert_threads_end()
-
-
 @pytest.mark.parametrize("threads", [1, 3])
 def test_no_more_is_read_than_two_reads_ahead_of_what_the_threads_do(threads):
     begun: list[int] = []
@@ -46,27 +35,6 @@ def test_no_more_is_read_than_two_reads_ahead_of_what_the_threads_do(threads):
     results.close()
     assert taken == [0, 1, 2, 3]
     assert sorted(begun) == list(range(4 + threads + 2))
-
-
-class Broken(Exception):
-    pass
-
-
-def test_an_exception_is_raised_in_its_place_with_the_line_that_raised_it():
-    def read(index: int) -> int:
-        if index == 5:
-            raise Broken(f"read {index}")
-        return index
-
-    results = read_ahead(read, 10, threads=2)
-    assert [next(results) for _ in range(5)] == [0, 1, 2, 3, 4]
-    with pytest.raises(Broken, match="read 5") as caught:
-        next(results)
-    assert caught.traceback[-1].lineno == read.__code__.co_firstlineno + 1
-    assert getattr(caught.value, "__notes__", []) == []
-    assert caught.value.__cause__ is None
-    assert next(results, None) is None
-    assert_threads_end()
 
 
 def test_a_read_that_hangs_does_not_block_closing():

@@ -84,12 +84,3 @@ def test_a_claim_that_was_taken_over_is_lost(store):
     with pytest.raises(StoreError, match="taken over"):
         own.release()
     assert claimed(store)["id"] == "another"
-
-
-def test_a_claim_that_was_removed_is_made_again(store):
-    own = Claim(store.url)
-    own.acquire()
-    store.remove(CLAIM_FILE)
-    own.update()
-    assert claimed(store)["id"] == own.id
-    assert not own.lost

@@ -35,16 +35,6 @@ def test_a_run_is_in_the_store_as_it_is_here(store, tmp_path):
     assert {"indices/rank-0.jsonl", "checkpoints/step-00000001/trainer.json"} <= set(found)
 
 
-def test_the_manifest_comes_last_and_after_the_log(store, tmp_path):
-    job = Job(store, tmp_path / "copy")
-    job.save(1)
-    job.round()
-    written = [path for method, path in store.requests() if method in ("put_file", "pipe_file")]
-    own = [path.removeprefix("/bucket/run/") for path in written if "claim" not in path]
-    files = ["model.safetensors", "optimizer.safetensors", "trainer.json"]
-    assert own == ["metrics.jsonl", *(f"checkpoints/step-00000001/{file}" for file in files)]
-
-
 def test_fifty_cuts_leave_no_checkpoint_that_is_wrong_and_lose_none(store, tmp_path):
     chosen = random.Random(3)
     job = Job(store, tmp_path / "copy", keep_last=2)
@@ -71,25 +61,6 @@ def test_fifty_cuts_leave_no_checkpoint_that_is_wrong_and_lose_none(store, tmp_p
     assert stored(store) == [49, 50]
     path = job.folder / "checkpoints" / storage.name_of(50)
     assert contents(fetched(store, path, tmp_path / "last")) == contents(path)
-
-
-def test_a_file_that_is_shorter_in_the_store_is_no_part_of_a_checkpoint(store, tmp_path):
-    job = Job(store, tmp_path / "copy")
-    job.save(1)
-    name = "checkpoints/step-00000001/optimizer.safetensors"
-
-    def damage(method, path):
-        if method == "info" and path.endswith(name):
-            store.put(name, b"x" * 10)
-        return False
-
-    store.fail(damage)
-    with pytest.raises(StoreError, match=r"optimizer.safetensors has 10 bytes"):
-        job.round()
-    store.heal()
-    assert stored(store) == []
-    job.round()
-    assert verified(store, tmp_path / "fetched") == [1]
 
 
 def test_a_job_that_is_cut_off_writes_nothing_over_its_successor(store, tmp_path):
