@@ -5,12 +5,12 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from support.fakes import on_every_rank, one_worker
+from support.fakes import one_worker
 from support.states import make_record
 
 from hvdtrain.config import Config
 from hvdtrain.data.datasets import as_dataset
-from hvdtrain.errors import AgreementError, CheckpointError, EnvironmentFault
+from hvdtrain.errors import CheckpointError, EnvironmentFault
 from hvdtrain.jobs.opening.data_identity import (
     JobData,
     compare_with_checkpoint,
@@ -44,28 +44,6 @@ def values(*changed: int, size: int = SIZE) -> dict[str, np.ndarray]:
 
 def config(**fields) -> Config:
     return Config(**{"framework": "torch", "task": "a.py:Small", "epochs": 1, "batch_size": 8, **fields})
-
-
-def identified(*train, evaluation=None, hosts=None, **fields) -> list:
-    """Return what each worker found, given the training data of each."""
-    hosts = hosts or ["a", "b", "b"][: len(train)]
-
-    def identify(workers):
-        evaluations = evaluation or [None] * len(train)
-        given = {"train_data": train[workers.rank], "eval_data": evaluations[workers.rank]}
-        datasets = {name: None if data is None else as_dataset(data) for name, data in given.items()}
-        return identify_data(workers, datasets, config(**fields))
-
-    return on_every_rank(hosts, identify)
-
-
-def said(outcomes) -> str:
-    """Return what all workers say: one error, of which only one of them speaks."""
-    assert {type(outcome) for outcome in outcomes} == {AgreementError}
-    assert all(outcome.everywhere for outcome in outcomes)
-    (text,) = {outcome.problem for outcome in outcomes}
-    assert outcomes[0].exit_code == 3
-    return text
 
 
 def test_a_note_says_that_evaluations_are_read_at_random():

@@ -45,10 +45,6 @@ class Streamed(Indexed):
         return hvdtrain.stream(samples(100, 100 + EVAL_SIZE))
 
 
-class Undeclared(Streamed):
-    length = None
-
-
 class Shuffled(Streamed):
     buffer = 9
 
