@@ -225,7 +225,8 @@ def docs(page: str | None, debug: bool) -> None:
 @_debug
 def build_horovod(debug: bool, **request: Any) -> None:
     """Build Horovod for the installed frameworks."""
-    from hvdtrain.horovod_build import BuildRequest, build_horovod
+    from hvdtrain.horovod_build.building import build_horovod
+    from hvdtrain.horovod_build.plan import BuildRequest
 
     click.echo(f"Horovod {build_horovod(BuildRequest(**request), click.echo).describe()}")
 

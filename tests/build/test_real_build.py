@@ -27,7 +27,9 @@ REPOSITORY = Path(__file__).parents[2]
 # Prints what the build said, then what is installed; in the fresh environment's Python.
 BUILD = """
 import dataclasses, json
-from hvdtrain.horovod_build import BuildRequest, build_horovod, require_horovod
+from hvdtrain.horovod_build.building import build_horovod
+from hvdtrain.horovod_build.installed import require_horovod
+from hvdtrain.horovod_build.plan import BuildRequest
 said = []
 build_horovod(BuildRequest(), said.append)
 print(json.dumps({"said": said, "build": dataclasses.asdict(require_horovod("torch"))}))

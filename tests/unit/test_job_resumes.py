@@ -16,7 +16,7 @@ from support.states import equal, names
 from hvdtrain.checkpoints import storage, verification
 from hvdtrain.config import Layer
 from hvdtrain.errors import CheckpointError, ConfigError, Interrupted, SaveError, Stopped, WorkerFailure
-from hvdtrain.horovod_build import InstalledBuild
+from hvdtrain.horovod_build.installed import InstalledBuild
 from hvdtrain.jobs.opening import start as starting
 from hvdtrain.jobs.serving.checkpoint import Call
 from hvdtrain.jobs.serving.inference import evaluate_checkpoint

@@ -7,7 +7,7 @@ import pytest
 
 from hvdtrain.config import Layer
 from hvdtrain.errors import DataError, EnvironmentFault, HorovodBuildError, TaskError
-from hvdtrain.horovod_build import InstalledBuild
+from hvdtrain.horovod_build.installed import InstalledBuild
 from hvdtrain.horovod_build.patching import horovod_patches, patches_digest
 from hvdtrain.jobs.opening import start as starting
 from hvdtrain.jobs.opening.setup import TaskData, open_task_data

@@ -21,7 +21,7 @@ from hvdtrain.data.numeric import set_float_bits
 from hvdtrain.data.stream import Stream
 from hvdtrain.data.training_data import TrainingData
 from hvdtrain.errors import DataError
-from hvdtrain.horovod_build import installed_build
+from hvdtrain.horovod_build.installed import installed_build
 from hvdtrain.host.frameworks import FRAMEWORKS
 from hvdtrain.jobs.compatibility import Job, check
 from hvdtrain.jobs.opening.data_identity import (

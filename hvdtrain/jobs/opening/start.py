@@ -19,7 +19,7 @@ from hvdtrain.elastic.member.membership import Membership
 from hvdtrain.elastic.watch.liveness import Watching, WatchLimits, silence_seconds
 from hvdtrain.elastic.watch.worker_watch import WorkerWatch, watch_workers
 from hvdtrain.errors import ConfigError, HvdtrainError, PeerLostError, TaskError, UsageError
-from hvdtrain.horovod_build import check_patches, installed_build, require_horovod
+from hvdtrain.horovod_build.installed import check_patches, installed_build, require_horovod
 from hvdtrain.host import environment
 from hvdtrain.host.environment import check_host
 from hvdtrain.host.frameworks import FRAMEWORKS

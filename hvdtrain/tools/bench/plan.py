@@ -10,7 +10,7 @@ from typing import Any
 
 from hvdtrain.config import Layer
 from hvdtrain.errors import EnvironmentFault, UsageError
-from hvdtrain.horovod_build import installed_build
+from hvdtrain.horovod_build.installed import installed_build
 from hvdtrain.host.launcher import launched_rank, stated_launch
 from hvdtrain.host.processes import run_limited
 from hvdtrain.jobs.compatibility import Job, check

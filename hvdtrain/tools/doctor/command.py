@@ -15,7 +15,7 @@ from rich.console import Console
 
 from hvdtrain.elastic.driver.hosts import ScriptHosts
 from hvdtrain.errors import EXIT_DONE, EXIT_ENVIRONMENT, DiscoveryError, UsageError
-from hvdtrain.horovod_build import installed_build
+from hvdtrain.horovod_build.installed import installed_build
 from hvdtrain.host.frameworks import FRAMEWORKS
 from hvdtrain.host.hostfile import HostSlots, parse_host_list, read_host_file
 from hvdtrain.host.launcher import (

@@ -3,12 +3,10 @@
 import pytest
 
 from hvdtrain.errors import HorovodBuildError
-from hvdtrain.horovod_build import (
-    BuildRequest,
-    InstalledBuild,
-    build_horovod,
-    building,
-)
+from hvdtrain.horovod_build import building
+from hvdtrain.horovod_build.building import build_horovod
+from hvdtrain.horovod_build.installed import InstalledBuild
+from hvdtrain.horovod_build.plan import BuildRequest
 
 
 def test_the_check_is_not_part_of_an_outer_job(the_plan):

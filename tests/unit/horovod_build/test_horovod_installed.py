@@ -3,7 +3,7 @@
 import pytest
 
 from hvdtrain.errors import HorovodBuildError
-from hvdtrain.horovod_build import InstalledBuild, installed_build, require_horovod
+from hvdtrain.horovod_build.installed import InstalledBuild, installed_build, require_horovod
 
 TORCH = "2.13.0+cpu"
 TENSORFLOW = "2.21.0"

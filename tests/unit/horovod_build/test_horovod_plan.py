@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from hvdtrain.errors import HorovodBuildError
-from hvdtrain.horovod_build import BuildRequest, plan, toolchain
+from hvdtrain.horovod_build import plan, toolchain
 from hvdtrain.horovod_build.installed import InstalledFramework
 from hvdtrain.horovod_build.patching import horovod_patches
+from hvdtrain.horovod_build.plan import BuildRequest
 
 TORCH = InstalledFramework("torch", "2.13.0+cpu")
 TENSORFLOW = InstalledFramework("tf", "2.21.0")
