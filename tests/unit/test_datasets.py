@@ -108,30 +108,6 @@ def test_columns_that_are_missing_are_named(make):
         as_dataset(make(), inputs="images")
 
 
-def test_a_data_set_with_its_own_batch_is_taken_as_it_is():
-    class Own:
-        def __len__(self) -> int:
-            return 3
-
-        def __getitem__(self, index: int) -> dict:
-            raise AssertionError("batch serves")
-
-        def batch(self, indices: np.ndarray) -> dict:
-            return {"inputs": indices * 2.0}
-
-    own = Own()
-    assert as_dataset(own) is own
-    assert fetch(own, np.asarray([2, 1]))["inputs"].tolist() == [4.0, 2.0]
-
-
-@pytest.mark.parametrize(
-    "source", [{"inputs": INPUTS, "targets": TARGETS[:3]}, (INPUTS, TARGETS[:3])], ids=type
-)
-def test_arrays_of_unequal_lengths_are_refused(source):
-    with pytest.raises(DataError, match=r"equal lengths, found \{'inputs': 7, 'targets': 3\}"):
-        as_dataset(source)
-
-
 @pytest.mark.parametrize("source", [3, None, {1, 2}], ids=lambda s: type(s).__name__)
 def test_what_cannot_be_indexed_is_refused(source):
     with pytest.raises(

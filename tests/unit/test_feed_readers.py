@@ -34,18 +34,6 @@ class Augmented(ArrayDataset):
         return arrays | {"inputs": arrays["inputs"] + np.stack(noise)}
 
 
-class Reporting:
-    """Samples that report the process that reads them."""
-
-    def __len__(self) -> int:
-        return SIZE
-
-    def __getitem__(self, index: int) -> dict:
-        loaded = {name.partition(".")[0] for name in sys.modules}
-        frameworks = loaded & {"torch", "tensorflow", "keras", "horovod", "mpi4py"}
-        return {"pid": os.getpid(), "threads": psutil.Process().num_threads(), "frameworks": len(frameworks)}
-
-
 class Ill:
     """Samples of which each has its own way to fail."""
 
@@ -103,17 +91,6 @@ def test_batches_are_the_same_bits_at_any_number_of_readers(batches_of_threads, 
             assert array.flags.writeable  # PyTorch warns of others
         np.testing.assert_array_equal(batch.weights, expected.weights)
         np.testing.assert_array_equal(batch.indices, expected.indices)
-
-
-def test_a_reader_is_another_process_with_one_thread_and_no_framework():
-    with Readers({"data": Reporting()}, 2) as readers:
-        fetch = readers.fetch_from("data")
-        reported = [fetch(np.arange(2), None)[0] for _ in range(4)]
-        pids = readers.pids
-    assert {int(pid) for arrays in reported for pid in arrays["pid"]} == set(pids)
-    assert os.getpid() not in pids
-    assert {int(n) for arrays in reported for n in arrays["threads"]} == {1}
-    assert {int(n) for arrays in reported for n in arrays["frameworks"]} == {0}
 
 
 def test_readers_leave_nothing_behind():

@@ -12,39 +12,6 @@ COUNT = 200
 IMAGES, LABELS = digits()[0][:COUNT], digits()[1][:COUNT]
 ALL = np.arange(COUNT)
 
-REFUSED = {
-    "nothing known": (
-        lambda p: {"path": p},
-        DataError,
-        "contains no images of a known form\nExpected: an npz file",
-    ),
-    "a label beyond the classes": (
-        lambda p: {"path": _npz(p, images=IMAGES, labels=np.where(ALL == 17, 9, LABELS % 9)), "classes": 9},
-        DataError,
-        r"labels\[17\]: label 9 is out of range; there are 9 classes",
-    ),
-    "too few labels": (
-        lambda p: {"path": _npz(p, images=IMAGES, labels=LABELS[1:])},
-        DataError,
-        r"there are 200 images, and labels of shape \(199,\)",
-    ),
-    "floats": (
-        lambda p: {"path": _npz(p, x_train=IMAGES / 255, y_train=LABELS)},
-        DataError,
-        "x_train: images must be uint8 .*found float64",
-    ),
-    "channels first": (
-        lambda p: {"path": _npz(p, images=np.zeros((5, 3, 8, 8), np.uint8), labels=LABELS[:5])},
-        DataError,
-        "with 1 or 3 channels, found 5 x 3 x 8 x 8",
-    ),
-    "sizes that differ": (
-        lambda p: {"path": _two_sizes(p)},
-        DataError,
-        "its images differ in size\nSet a size .*task_options.image_size",
-    ),
-}
-
 
 def _npz(folder, **arrays):
     np.savez(folder / "a.npz", **arrays)
@@ -57,8 +24,30 @@ def _two_sizes(folder):
     return folder
 
 
+REFUSED = {
+    "nothing known": (lambda p: p, "contains no images of a known form\nExpected: an npz file"),
+    "a label beyond the classes": (
+        lambda p: _npz(p, images=IMAGES, labels=np.where(ALL == 17, 99, LABELS)),
+        r"labels\[17\]: label 99 is out of range; there are 10 classes",
+    ),
+    "too few labels": (
+        lambda p: _npz(p, images=IMAGES, labels=LABELS[1:]),
+        r"there are 200 images, and labels of shape \(199,\)",
+    ),
+    "floats": (
+        lambda p: _npz(p, x_train=IMAGES / 255, y_train=LABELS),
+        "x_train: images must be uint8 .*found float64",
+    ),
+    "channels first": (
+        lambda p: _npz(p, images=np.zeros((5, 3, 8, 8), np.uint8), labels=LABELS[:5]),
+        "with 1 or 3 channels, found 5 x 3 x 8 x 8",
+    ),
+    "sizes that differ": (_two_sizes, "its images differ in size\nSet a size .*task_options.image_size"),
+}
+
+
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_does_not_fit_is_refused_with_file_and_place(tmp_path, case):
-    options, kind, said = REFUSED[case]
-    with pytest.raises(kind, match=f"(?s){said}"):
-        Images(**options(tmp_path))
+    make, said = REFUSED[case]
+    with pytest.raises(DataError, match=f"(?s){said}"):
+        Images(path=make(tmp_path), classes=10)

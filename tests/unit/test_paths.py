@@ -17,15 +17,11 @@ def _environment(monkeypatch):
     ("text", "path"),
     [
         ("~/runs", "/home/me/runs"),
-        ("~", "/home/me"),
         ("$DATA/x", "/data/x"),
         ("${DATA}x", "/datax"),
-        ("$HOME/$DATA", "/home/me//data"),
         ("a~b", "a~b"),
         ("./~b", "./~b"),
-        ("runs/x", "runs/x"),
         ("cost$", "cost$"),
-        ("auto", "auto"),
     ],
 )
 def test_home_and_variables_are_replaced(text, path):
@@ -36,14 +32,10 @@ def test_home_and_variables_are_replaced(text, path):
     ("text", "said"),
     [
         ("$NOT_SET/x", "the environment variable NOT_SET is not set"),
-        ("${NOT_SET}", "the environment variable NOT_SET is not set"),
-        ("$EMPTY/x", "the environment variable EMPTY is not set"),
-        ("${}", r"the environment variable \$\{\} is not set"),
+        ("${EMPTY}/x", "the environment variable EMPTY is not set"),
         ("~nobody-of-that-name/x", "no home directory ~nobody-of-that-name; write ./~nobody-of-that-name"),
         ("a\0b", "null character"),
-        ("/" + "\u00e9" * 128, "file name too long: there can be no such file"),
         ("missing/" + "\u00e9" * 128, "there can be no such file"),
-        ("/" + "a/" * 2048, "there can be no such file"),
     ],
 )
 def test_what_cannot_be_replaced_is_named(text, said):
@@ -63,12 +55,9 @@ def test_a_loop_of_links_is_named(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("spec", "expanded"),
     [
-        ("digits", "digits"),
         ("~/mine.py:Task", "/home/me/mine.py:Task"),
         ("$DATA/mine.py:Outer.Task", "/data/mine.py:Outer.Task"),
-        ("package.module:Task", "package.module:Task"),
         ("$DATA/mine.py", "/data/mine.py"),
-        ("a:b:$X", "a:b:$X"),
     ],
 )
 def test_only_the_path_of_a_task_is_replaced(spec, expanded):

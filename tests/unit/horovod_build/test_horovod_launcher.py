@@ -275,17 +275,3 @@ def launched(horovod, monkeypatch):
 def test_elastic_jobs_go_to_the_driver_of_hvdtrain(launched, words):
     name, args = launched("-np", "2", *words, "true")
     assert (name, args.command) == ("hvdtrain", ["true"])
-
-
-def test_without_hvdtrain_horovods_own_driver_runs_elastic_jobs(launched, monkeypatch):
-    for name in [name for name in sys.modules if name == "hvdtrain" or name.startswith("hvdtrain.")]:
-        monkeypatch.delitem(sys.modules, name)
-
-    class Missing:
-        @staticmethod
-        def find_spec(name, path=None, target=None):
-            if name == "hvdtrain":
-                raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-
-    monkeypatch.setattr(sys, "meta_path", [Missing, *sys.meta_path])
-    assert launched("-np", "2", "--min-np", "1", "-H", "h1:1,h2:1", "true")[0] == "horovod"
