@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from hvdtrain.cli import cli
 from hvdtrain.config import Layer
 from hvdtrain.errors import ConfigError, EnvironmentFault, UsageError
-from hvdtrain.horovod_build import InstalledBuild
+from hvdtrain.horovod_build.installed import InstalledBuild
 from hvdtrain.tools.bench import job, plan, sweep
 from hvdtrain.tools.bench.job import CpuTimes, busy_hosts, describe_job, doubtful_parts
 from hvdtrain.tools.bench.options import BenchOptions, PlanOptions
