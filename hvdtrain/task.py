@@ -114,8 +114,8 @@ class Task(Protocol):
     - ``learning_rate_factor(progress)``: what the peak learning rate is multiplied by at
       ``progress.epoch`` of ``progress.epochs``, in place of the other schedules;
     - ``class_axis``: the axis of the classes in outputs, -1 or 1, if shapes do not show;
-    - ``torch_serve(model, batch)`` / ``tf_serve(model, batch)``: the outputs of an exported program, if it
-      is not to make the call of the model that the loss makes;
+    - ``torch_serve(model, batch)`` / ``tf_serve(model, batch)``: the outputs of predictions and exported
+      programs, if they are not the model's, or if the task's own ``torch_loss`` or ``tf_loss`` calls it;
     - ``predict_data()``: the data that ``hvdtrain predict`` goes over, which needs no targets;
     - ``state_names``: for "torch" and "tf", a mapping of the model's module paths to the names that
       both models share, for example ``{"torch": {"features.0": "conv1"}}``;

@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 os.environ["KERAS_BACKEND"] = "tensorflow"
 import keras
@@ -10,6 +11,7 @@ import pytest
 import tensorflow as tf
 from support.exporting import floats, host_batches, tokens
 
+from hvdtrain.backends.objective.serving import Serving
 from hvdtrain.backends.tensorflow.export import export_model
 from hvdtrain.errors import TaskError
 
@@ -37,8 +39,8 @@ class Own(keras.Model):
         super().__init__()
         self.dense = keras.layers.Dense(2)
 
-    def call(self, x, size=1, targets=None):
-        return self.dense(x) / size
+    def call(self, x):
+        return self.dense(x)
 
 
 def own():
@@ -47,21 +49,16 @@ def own():
     return model
 
 
-def on_inputs(model, batch):
-    outputs = model(batch["inputs"])
-    first = outputs["z"] if isinstance(outputs, dict) else outputs
-    return tf.reduce_mean(first, 1), {}
-
-
 def on_two(model, batch):
-    return tf.reduce_mean(model([batch["input_ids"], batch["attention_mask"]]), 1), {}
+    return model([batch["input_ids"], batch["attention_mask"]])
 
 
-def export(make_model, form, objective=on_inputs, batches=None, serve=None):
+def export(make_model, form, batches=None, **task):
     keras.utils.set_random_seed(1)
     path = Path(f"{make_model.__name__}{'.keras' if form == 'keras' else ''}")
     batches = host_batches(floats()) if batches is None else batches
-    return export_model(make_model(), objective, form, path, batches, serve)
+    serving = Serving(SimpleNamespace(loss=lambda outputs, batch: 0, **task), "tf", None)
+    return export_model(make_model(), serving, form, path, batches)
 
 
 for make in (statistics, heads):
@@ -75,7 +72,7 @@ with pytest.raises(TaskError, match=r"Could not locate class 'Own'(.|\n)*--to sa
     export(own, "keras")
 
 # the call that training makes, with all its inputs, for every length and batch size
-done = export(two_inputs, "saved-model", on_two, host_batches(tokens()))
+done = export(two_inputs, "saved-model", host_batches(tokens()), tf_serve=on_two)
 assert done.relative < 1e-5
 assert done.batch == "any batch size, any length"
 assert done.inputs == ("input_ids int64 (batch, length)", "attention_mask int64 (batch, length)")
@@ -89,13 +86,3 @@ for size, length in ((1, 1), (3, 7), (5, 40)):
     named = {name: tf.constant(array) for name, array in inputs.items()}
     found = loaded.signatures["serving_default"](**named)
     np.testing.assert_allclose(found["outputs"], model(list(inputs.values())), atol=1e-5)
-
-
-# the labels are left out if the model has a default for them
-def with_targets(model, batch):
-    return tf.reduce_mean(model(batch["inputs"], targets=batch["targets"]), 1), {}
-
-
-done = export(own, "saved-model", with_targets)
-assert (done.inputs, done.relative < 1e-5) == (("inputs float32 (batch, 6)",), True)
-assert any("'targets'" in note for note in done.notes)

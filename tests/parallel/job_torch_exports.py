@@ -3,6 +3,7 @@
 from collections import OrderedDict
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import onnxruntime
@@ -11,6 +12,7 @@ from support.exporting import floats, host_batches, images, tokens
 from torch import nn
 from torch.nn import functional as F
 
+from hvdtrain.backends.objective.serving import Serving
 from hvdtrain.backends.torch.export import export_model
 
 SUFFIXES = {"safetensors": ".safetensors", "torch-export": ".pt2", "onnx": ".onnx", "pt": ".pt"}
@@ -90,23 +92,19 @@ class Seq(nn.Module):
         return self.wanted(batch["wanted"]) + scale * self.source(batch["source"]).mean(1, keepdim=True)
 
 
-def on_inputs(model, batch):
-    outputs = model(batch["inputs"])
-    first = outputs["z"] if isinstance(outputs, dict) else outputs
-    return first.flatten(1).mean(1), {}
+INPUTS = SimpleNamespace(loss=lambda outputs, batch: 0)
 
 
-def with_mask(model, batch):
-    outputs = model(batch["input_ids"], attention_mask=batch["attention_mask"], labels=batch["labels"])
-    return F.cross_entropy(outputs.logits, batch["labels"], reduction="none"), {}
+def served_by(serve):
+    return SimpleNamespace(torch_serve=serve)
 
 
-def export(make_model, form, objective=on_inputs, batches=None, serve=None):
+def export(make_model, form, task=INPUTS, batches=None):
     torch.manual_seed(1)
     path = Path(f"{make_model.__name__}{SUFFIXES[form]}")
     path.unlink(missing_ok=True)
     batches = host_batches(floats()) if batches is None else batches
-    done = export_model(make_model(), make_model, objective, form, path, batches, serve)
+    done = export_model(make_model(), make_model, Serving(task, "torch", None), form, path, batches)
     assert path.exists()
     return done
 
@@ -135,14 +133,13 @@ for form in ("torch-export", "onnx"):
     assert done.outputs == ("z (batch, 2)", "a_0 (batch, 3)", "a_1 (batch, 6)")
 assert export(Hidden, "safetensors").relative > 1e-2
 
-# the call that training makes, with all its inputs, for every length and batch size; the labels left out
+# the call that training makes, with all its inputs, for every length and batch size; without labels
 for form, run in (("onnx", run_onnx), ("torch-export", run_exported)):
-    done = export(Encoder, form, with_mask, host_batches(tokens()))
+    done = export(Encoder, form, INPUTS, host_batches(tokens()))
     assert done.relative < 1e-5
     assert done.batch == "any batch size, any length"
     assert done.inputs == ("input_ids int64 (batch, length)", "attention_mask int64 (batch, length)")
     assert done.outputs == ("logits (batch, 3)",)
-    assert any("'labels'" in note for note in done.notes)
     assert any("cache (a slice)" in note for note in done.notes)
     torch.manual_seed(1)
     model = Encoder().eval()
@@ -162,10 +159,10 @@ ragged = [
 
 
 def on_mapping(model, batch):
-    return model({"source": batch["source"], "wanted": batch["wanted"]}, 0.5).flatten(1).mean(1), {}
+    return model({"source": batch["source"], "wanted": batch["wanted"]}, 0.5)
 
 
-done = export(Seq, "onnx", on_mapping, ragged)
+done = export(Seq, "onnx", served_by(on_mapping), ragged)
 assert done.relative < 1e-5
 assert done.inputs == ("source int64 (batch, length)", "wanted int64 (batch, length_2)")
 assert done.outputs == ("outputs (batch, length_2, 8)",)
@@ -173,15 +170,14 @@ found = run_onnx(Seq, source=tokens(2, 11)["input_ids"], wanted=tokens(2, 3)["in
 assert found.shape == (2, 3, 8)
 
 
-# what the loss computes before it calls the model is said not to be in the batch
+# what is served may compute before it calls the model
 def scaled(model, batch):
-    return model(batch["inputs"].float() / 255).mean((1, 2, 3)), {}
+    return model(batch["inputs"].float() / 255)
 
 
 def conv():
     return nn.Conv2d(1, 2, 3)
 
 
-done = export(conv, "onnx", scaled, host_batches(images()))
-assert done.inputs == ("input float32 (batch, 1, 8, 8)",)
-assert any(note.startswith("input: computed by the task's loss") for note in done.notes)
+done = export(conv, "onnx", served_by(scaled), host_batches(images()))
+assert done.inputs == ("inputs uint8 (batch, 1, 8, 8)",)

@@ -29,7 +29,7 @@ class Served(Small):
 
 
 class Twice(Small):
-    """A loss that calls the model twice."""
+    """A loss of the task's own, which calls the model, and no function for serving."""
 
     def torch_loss(self, model, batch):
         outputs = model(batch["inputs"]) + model(batch["inputs"])

@@ -80,6 +80,6 @@ def test_without_options_the_head_is_refused_and_an_exported_file_of_it_too(fram
         framework=framework,
     )
     assert "misshapen: model/dense2/kernel must be (128, 10), is (128, 5)" in refused[1]
-    assert refused[1].endswith("To take the rest, add: --init-skip 'model/dense2/*'")
+    assert "--init-skip PATTERN" in refused[1]
     assert exported[1] == ""
     assert "--init-skip then takes a part of the checkpoint" in imported[1]

@@ -88,7 +88,7 @@ def test_what_cannot_be_predicted_is_refused(framework, tmp_path):
     for (_, error), said in zip(
         results,
         (
-            "the task's loss calls the model 2 times for one batch",
+            "the task's torch_loss or torch_step calls the model itself",
             f"task {TASK}:Served has no predict_data()",
             "--output x.csv: predictions are written to files that end with .npz or .parquet",
             "there.npz exists",

@@ -242,7 +242,7 @@ REFUSED = {
     "several": (SUM(outputs_as_they_are, lambda sums: sums["a"]), "one number; found float64 (2,)"),
     "memory": (
         GATHERED(outputs_as_they_are, number, max_bytes=1 << 20),
-        "would gather 7.63 MiB on rank 0: 8 bytes for each of 1,000,000 samples; it may take 1 MiB",
+        "would gather 7.629 MiB on rank 0: 8 bytes for each of 1,000,000 samples; it may take 1 MiB",
     ),
 }
 
@@ -280,7 +280,7 @@ def test_workers_whose_rows_differ_are_refused(side):
         state.add(side.tensor(np.ones((4, numbers), np.float32)), {}, rows(np.arange(4), 4))
         of_workers.append(state.parts())
     with pytest.raises(TaskError, match=r"metrics\['m'\]: update returned .*\(2,\).* and .*\(3,\)"):
-        state.compute(of_workers)
+        state.value(of_workers)
 
 
 def test_a_compute_that_fails_ends_the_evaluation_and_its_rows_are_forgotten(side):

@@ -7,7 +7,7 @@ import pytest
 
 import hvdtrain
 from hvdtrain.backends.objective import metric_objects
-from hvdtrain.backends.objective.evaluation_metrics import EvaluationMetrics, check_number
+from hvdtrain.backends.objective.evaluation_metrics import EvaluationMetrics
 from hvdtrain.backends.objective.stateful_metrics import Rows
 from hvdtrain.errors import TaskError
 
@@ -52,7 +52,7 @@ def evaluated(framework, metric, data, loss="mse", workers=3, **task):
             rows = Rows(counted, np.where(counted, indices, 0), len(outputs))
             given = {"targets": tensor(targets[rows.indices]), "others": tensor(outputs[rows.indices])}
             states[rank].add(tensor(outputs[rows.indices]), given, rows)
-    return check_number("it", states[0].compute([of_rank.parts() for of_rank in states]))
+    return states[0].value([of_rank.parts() for of_rank in states])
 
 
 def copy(metric):
@@ -108,8 +108,8 @@ def test_a_worker_without_samples_does_not_matter(framework):
     for state, counts in ((of_one, True), (of_other, False)):
         rows = Rows(np.full(4, counts), np.arange(4), 4)
         state.add(tensor(few), {"targets": tensor(targets)}, rows)
-    found = of_other.compute([of_other.parts(), of_one.parts()])
-    assert check_number("it", found) == pytest.approx(expected, rel=1e-6)
+    found = of_other.value([of_other.parts(), of_one.parts()])
+    assert found == pytest.approx(expected, rel=1e-6)
 
 
 KERAS = {
@@ -159,11 +159,10 @@ def test_classes_on_axis_1_are_moved_for_keras():
 
 
 REFUSED = {
-    "aggregator": ("torch", torchmetrics.MeanMetric(), "takes values and weights"),
     "collection": (
         "torch",
         torchmetrics.MetricCollection([regression.MeanSquaredError()]),
-        "computes several numbers",
+        "is no single number",
     ),
     "function": (
         "torch",
@@ -175,7 +174,7 @@ REFUSED = {
         regression.MeanSquaredError(),
         "must be an object of Keras, as this job runs .*tf",
     ),
-    "keras aggregator": ("tf", keras.metrics.Mean(), "takes values and weights"),
+    "keras aggregator": ("tf", keras.metrics.Mean(), "is no single number"),
 }
 
 
@@ -274,4 +273,4 @@ def test_a_mask_of_keras_leaves_out_what_it_hides():
     rows = Rows(np.ones(6, bool), np.arange(6), 6)
     masked = with_mask(tf.constant(outputs[..., None]), tf.constant(mask))
     state.add(masked, {"targets": tf.constant(targets[..., None])}, rows)
-    assert float(state.compute([state.parts()])) == pytest.approx(1, rel=1e-5)
+    assert state.value([state.parts()]) == pytest.approx(1, rel=1e-5)

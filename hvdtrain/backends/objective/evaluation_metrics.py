@@ -1,12 +1,8 @@
 """The metrics of a whole evaluation that are no means: which a task has, and evaluating them."""
 
-import numbers
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
-
-import numpy as np
 
 from hvdtrain.backends.objective.metric_objects import is_metric_object
 from hvdtrain.backends.objective.named_metrics import NAMES, MetricFunctions, named_metric
@@ -17,9 +13,7 @@ from hvdtrain.backends.objective.stateful_metrics import (
     SumMetric,
     on_rank_zero,
 )
-from hvdtrain.errors import HvdtrainError, TaskError
 from hvdtrain.workers.agreement import Workers, run_on_rank_zero
-from hvdtrain.workers.user_errors import where_raised
 
 # what an evaluation's call of the model gave: (outputs, batch), or nothing if there are no such metrics
 Seen = tuple[Any, ...]
@@ -78,67 +72,24 @@ class EvaluationMetrics:
 
     def add(self, seen: Seen, rows: Rows) -> None:
         """Add a micro-batch."""
-        for name, state in self._states.items():
-            with _named(f"metrics[{name!r}] fails"):
-                outputs, batch = seen
-                state.add(outputs, batch, rows)
+        for state in self._states.values():
+            state.add(seen[0], seen[1], rows)
 
     def try_out(self, seen: Seen, rows: Rows) -> None:
         """Compute the metrics of one micro-batch of this worker, and forget it. Local: no collective."""
         self.begin()
         try:
-            self.tried = {}
-            for name, state in self._states.items():
-                outputs, batch = seen
-                with _named(f"metrics[{name!r}] fails"):
-                    given = state.add(outputs, batch, rows)
-                state.check_alone(outputs, batch, len(rows.indices), given)
-                with _named(f"metrics[{name!r}]: compute fails for the first batch alone"):
-                    self.tried[name] = check_number(name, state.compute([state.parts()]))
+            self.tried = {name: state.tried(seen[0], seen[1], rows) for name, state in self._states.items()}
         finally:
             self.begin()
 
     def computed(self, workers: Workers) -> dict[str, float]:
         """Collective. Return the metrics of the evaluation, by name."""
         found: dict[str, float] = {}
-
-        def compute(name: str, state: RowsState, of_workers: list[Any]) -> float:
-            with _named(f"metrics[{name!r}]: compute fails"):
-                return check_number(name, state.compute(of_workers))
-
         try:
             for name, state in self._states.items():  # one after the other: gathered rows take memory
                 of_workers = on_rank_zero(state.parts(), workers)
-                found[name] = run_on_rank_zero(workers, partial(compute, name, state, of_workers))
+                found[name] = run_on_rank_zero(workers, partial(state.value, of_workers))
         finally:
             self.begin()
         return found
-
-
-def check_number(name: str, value: Any) -> float:
-    """Return what a metric computed as a number; it may be NaN."""
-    array = np.asarray(value) if hasattr(value, "shape") or isinstance(value, numbers.Real) else None
-    if array is not None and array.size == 1 and array.dtype.kind in "fiub":
-        return float(array.reshape(()))
-    found = type(value).__name__ if array is None else f"{array.dtype} {array.shape}"
-    raise TaskError(
-        f"metrics[{name!r}]: compute must return one number; found {found}",
-        "Return a float, and float('nan') where the metric is not defined. Of several numbers, give each "
-        "a metric of its own; an object may average them, such as by average='macro', or give one: "
-        "hvdtrain.MetricObject(..., result=lambda value: value[0]).",
-    )
-
-
-@contextmanager
-def _named(problem: str) -> Iterator[None]:
-    """Return a context whose exceptions, if they are not hvdtrain's, become a TaskError."""
-    try:
-        yield
-    except HvdtrainError:
-        raise
-    except Exception as error:
-        raise TaskError(
-            f"{problem}: {where_raised(error, own_only=True)}",
-            "--debug shows the traceback. A dry run computes metrics of its first batch, too: return "
-            "float('nan') where so few samples do not define one.",
-        ) from error

@@ -7,121 +7,52 @@ from typing import Any
 
 from hvdtrain.data.naming import type_name
 from hvdtrain.errors import TaskError
-from hvdtrain.host.frameworks import FRAMEWORKS
 
+# classes of losses, of both frameworks, by the name that computes the same
 _NAMES = {
-    "torch": {
-        "CrossEntropyLoss": "cross_entropy",
-        "BCEWithLogitsLoss": "binary_cross_entropy",
-        "MSELoss": "mse",
-        "L1Loss": "mae",
-    },
-    "tf": {
-        "SparseCategoricalCrossentropy": "cross_entropy",
-        "CategoricalCrossentropy": "cross_entropy",
-        "BinaryCrossentropy": "binary_cross_entropy",
-        "MeanSquaredError": "mse",
-        "MeanAbsoluteError": "mae",
-    },
-}
-_HOLDERS = {
-    "torch": "of a torch.nn.Module",
-    "tf": "a keras.Variable of a keras.losses.Loss or of a built layer",
-}
-_PACKAGES = {"torch": "torch.nn.", "tf": "keras."}
-_LOSS_OF_KERAS = ("keras.src.losses.loss", "Loss")
-# settings that change nothing that a named loss would not do, with their values
-_PLAIN = {
-    "torch": {
-        "reduction": ("mean", "none"),
-        "ignore_index": (-100,),
-        "weight": (None,),
-        "pos_weight": (None,),
-    },
-    "tf": {
-        "reduction": ("sum_over_batch_size", "mean", "mean_with_sample_weight", "none", None),
-        "from_logits": (True,),
-        "ignore_class": (None, -100),
-        "axis": (-1,),
-    },
+    "CrossEntropyLoss": "cross_entropy",
+    "BCEWithLogitsLoss": "binary_cross_entropy",
+    "MSELoss": "mse",
+    "L1Loss": "mae",
+    "SparseCategoricalCrossentropy": "cross_entropy",
+    "CategoricalCrossentropy": "cross_entropy",
+    "BinaryCrossentropy": "binary_cross_entropy",
+    "MeanSquaredError": "mse",
+    "MeanAbsoluteError": "mae",
 }
 
 
-def named_loss(loss: Any, framework: str) -> tuple[Any, dict[str, Any]]:
-    """Return the name of what a loss object computes, and its options; other losses as they are."""
-    kind, module = type(loss), str(getattr(loss, "__module__", None) or type(loss).__module__)
-    described = f"the task's loss is {_described(loss)}"
-    for other, package in _PACKAGES.items():
-        if other != framework and callable(loss) and module.startswith(package):
-            raise TaskError(
-                f"{described}, a loss of {FRAMEWORKS[other].title}, and --framework is {framework}",
-                f"Use a name that both have ({_names_of(framework)}), or choose it in the task by framework.",
-            )
-    if not callable(loss) or not module.startswith(_PACKAGES[framework]):
-        is_of_keras = any((base.__module__, base.__name__) == _LOSS_OF_KERAS for base in kind.__mro__)
-        return (_per_sample(loss) if is_of_keras else loss), {}
-    name = _NAMES[framework].get(kind.__name__)
-    if name is None:
-        raise TaskError(
-            f"{described}; a loss takes (outputs, batch) and returns one value per sample",
-            "Write def loss(self, outputs, batch) and call it there with reduction='none', with a mean over "
-            f"all axes but the first. Known by name: {_names_of(framework)}.",
-        )
-    settings = loss.get_config() if framework == "tf" else vars(loss) | loss._buffers
-    remedy = (
-        f"Use loss = {name!r}, with the task's ignore_index and class_weights if they are meant, or write "
+def check_loss(field: str, loss: Any) -> None:
+    """Refuse losses of PyTorch, and objects of Keras: they take other arguments than a task's functions."""
+    kinds = loss.__mro__ if isinstance(loss, type) else (loss, *type(loss).__mro__)
+    modules = [str(getattr(kind, "__module__", "")) for kind in kinds]
+    is_of_keras = any(module.startswith("keras.") for module in modules)
+    if not (is_of_keras or modules[0].startswith("torch.nn.")):
+        return
+    kind = getattr(loss, "__name__", type(loss).__name__)
+    name = f"Use loss = {_NAMES[kind]!r}, or write" if kind in _NAMES else "Write"
+    raise TaskError(
+        f"the task's {field} is {kind} of {'Keras' if is_of_keras else 'PyTorch'}; a loss is a name or a "
+        "function of (outputs, batch) that returns one value per sample",
+        f"{name} def loss(self, outputs, batch) and call it there for each sample, with reduction='none' in "
+        "PyTorch and reduction=None in Keras, and a mean over all axes but the first.",
     )
-    _check_plain(loss, framework, settings, f"{remedy}{framework}_loss(model, batch).")
-    smoothing = settings.get("label_smoothing", 0.0)
-    if smoothing and name != "cross_entropy":
-        raise TaskError(f"{described} with label_smoothing={smoothing}")
-    return name, {"label_smoothing": smoothing} if smoothing else {}
-
-
-def _names_of(framework: str) -> str:
-    return ", ".join(sorted(set(_NAMES[framework].values())))
-
-
-def _check_plain(loss: Any, framework: str, settings: Mapping[str, Any], remedy: str) -> None:
-    for field, plain in _PLAIN[framework].items():
-        if not any(settings.get(field, plain[0]) is value or settings[field] == value for value in plain):
-            raise TaskError(
-                f"the task's loss is {_described(loss)} with {field}={settings[field]!r}; it can be taken "
-                f"only with {field}={plain[0]!r}",
-                remedy,
-            )
-
-
-def _per_sample(loss: Any) -> Callable[..., Any]:
-    """Return the function of outputs and a batch that gives each sample's loss, of a Keras loss object."""
-    remedy = "Leave reduction out; the loss of a step is the mean over the samples."
-    _check_plain(loss, "tf", {"reduction": loss.reduction}, remedy)
-    each = object.__new__(type(loss))  # a copy with the same variables
-    vars(each).update(vars(loss), reduction=None)
-
-    return lambda outputs, batch: each(batch["targets"], outputs)
 
 
 def check_foreign(task: Any, framework: str, found: Any, is_parameter: bool) -> None:
     """Refuse a parameter that a loss has a gradient for, and that is no part of the model."""
-    held = ((key, value) for key, value in vars(task).items())
+    held = vars(task).items()
     name = next((f"self.{k}" for k, v in held if v is found or getattr(v, "_value", None) is found), "")
     if not (name or is_parameter):
         return
-    freeze = "requires_grad_(False) on it, or on the network" if framework == "torch" else ""
-    freeze = f"call {freeze}" if freeze else "set trainable = False of it, or of the network"
+    freeze = "call requires_grad_(False) on it" if framework == "torch" else "set trainable = False of it"
     raise TaskError(
         f"the loss has a gradient for {name or 'a parameter'}, of shape {tuple(found.shape)}, which is no "
         "part of the model: it would be neither trained nor saved",
-        f"Make it a part of the model that {framework}_model() returns, or {_HOLDERS[framework]} that is the "
-        "task's loss. If it is not to be trained, as in a network that a perceptual loss calls, "
-        f"{freeze} that has it.",
+        f"Make it a part of the model that {framework}_model() returns. If it is not to be trained, as in a "
+        f"network that a perceptual loss calls, {freeze}, or of the network that has it.",
         everywhere=True,
     )
-
-
-def _described(loss: Any) -> str:
-    return f"{loss.__module__}.{loss.__name__}" if hasattr(loss, "__name__") else f"a {type_name(loss)}"
 
 
 # the named losses and metrics whose outputs have an axis of classes
@@ -137,7 +68,25 @@ def class_axis_of(
     name: str, outputs: tuple[int, ...], targets: tuple[int, ...], class_axis: int | None = None
 ) -> int:
     """Return the axis of the classes in logits: the last one, or 1 as in PyTorch's convolutions."""
-    axis = _fitting_axis(name, outputs, targets, class_axis)
+    last = len(outputs) - 1
+    given = None if class_axis is None or last < 1 else class_axis % len(outputs)
+    fitting = [axis for axis in dict.fromkeys((last, 1)) if last >= 1 and _fits(outputs, targets, axis)]
+    if None in outputs:  # TensorFlow does not know all of it while it traces the step
+        axis = (*fitting, last)[0] if given is None else given
+    elif fitting and (given in fitting or (given is None and len(fitting) == 1)):
+        axis = fitting[0] if given is None else given
+    else:
+        shapes = f"outputs {outputs} and targets {targets}"
+        if fitting and given is None:
+            raise TaskError(
+                f"{name} cannot tell which axis of the model's outputs holds the classes: {shapes}",
+                "Set class_axis in the task: -1 (batch, ..., classes) or 1 (batch, classes, ...).",
+            )
+        raise TaskError(
+            f"{name} takes logits (batch, ..., classes) or (batch, classes, ...) and class numbers "
+            f"(batch, ...), or probabilities of the logits' shape; found {shapes}"
+            + ("" if class_axis is None else f" with class_axis {class_axis}")
+        )
     if outputs[axis] == 1:
         other = _OF_ONE_LOGIT.get(name)
         raise TaskError(
@@ -147,41 +96,11 @@ def class_axis_of(
     return axis
 
 
-def _fitting_axis(
-    name: str, outputs: tuple[int, ...], targets: tuple[int, ...], class_axis: int | None
-) -> int:
-    last = len(outputs) - 1
-    given = None if class_axis is None or last < 1 else class_axis % len(outputs)
-    if None in outputs:  # TensorFlow does not know all of it while it traces the step
-        fits_first = last > 1 and _may_lack(outputs, targets, 1) and not _may_lack(outputs, targets, last)
-        return given if given is not None else 1 if fits_first else last
-    if last < 1:
-        fitting = set()
-    elif outputs == targets:
-        fitting = {1, last}
-    else:
-        fitting = {axis for axis in (1, last) if outputs[:axis] + outputs[axis + 1 :] == targets}
-        fitting |= {last} if (*outputs[:-1], 1) == targets else set()
-    if given is not None and given in fitting:
-        return given
-    if len(fitting) == 1 and given is None:
-        return fitting.pop()
-    shapes = f"outputs {outputs} and targets {targets}"
-    if fitting and given is None:
-        raise TaskError(
-            f"{name} cannot tell which axis of the model's outputs holds the classes: {shapes}",
-            "Set class_axis in the task: -1 (batch, ..., classes) or 1 (batch, classes, ...).",
-        )
-    raise TaskError(
-        f"{name} takes logits (batch, ..., classes) or (batch, classes, ...) and class numbers (batch, ...), "
-        f"or probabilities of the logits' shape; found {shapes}"
-        + ("" if class_axis is None else f" with class_axis {class_axis}")
-    )
-
-
-def _may_lack(outputs: tuple[int | None, ...], targets: tuple[int | None, ...], axis: int) -> bool:
-    """Return whether targets can have the shape of the outputs without an axis, as far as it is known."""
+def _fits(outputs: tuple[int | None, ...], targets: tuple[int | None, ...], axis: int) -> bool:
+    """Return whether targets can belong to outputs with classes on an axis, as far as shapes are known."""
     rest = outputs[:axis] + outputs[axis + 1 :]
+    if outputs == targets or (axis == len(rest) and (*rest, 1) == targets):
+        return True
     return len(rest) == len(targets) and all(
         None in (a, b) or a == b for a, b in zip(rest, targets, strict=True)
     )

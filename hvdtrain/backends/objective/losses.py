@@ -197,7 +197,7 @@ def check_values(given: Mapping[str, Any], samples: int | None) -> None:
     for index, (name, value) in enumerate(given.items()):
         what = name if index else "the loss"
         if not isinstance(value, Weighted):
-            check_per_sample(what, shape_of(what, value), samples)
+            _check_per_sample(what, value, samples)
             continue
         values, weights = (tuple(np.shape(part)) for part in value)
         if values != weights or values not in ((), (samples,)):
@@ -213,24 +213,14 @@ def check_values(given: Mapping[str, Any], samples: int | None) -> None:
             )
 
 
-def check_per_sample(name: str, shape: tuple[int | None, ...], samples: int | None) -> None:
-    """Check that a loss or metric gave one value per sample."""
-    if tuple(shape) != (samples,):
+def _check_per_sample(what: str, value: Any, samples: int | None) -> None:
+    shape = tuple(value.shape) if hasattr(value, "shape") else None
+    if shape != (samples,):
+        found = f"a {type(value).__name__}" if shape is None else f"shape {shape}"
+        of_all = " What a sample alone does not have, such as F1, is a metric of the whole evaluation."
         raise TaskError(
-            f"{name} must give one value per sample, shape ({samples},); found shape {tuple(shape)}",
-            "Take the mean over all axes but the first, and no mean over samples. "
-            "If it is the mean of a batch, give hvdtrain.Weighted(mean, number of rows or tokens).",
+            f"{what} must give one value per sample, shape ({samples},); found {found}",
+            "Take the mean over all axes but the first, and no mean over samples. If it is the mean of a "
+            "batch, give hvdtrain.Weighted(mean, number of rows or tokens)."
+            + ("" if what.startswith("the loss") else of_all),
         )
-
-
-def shape_of(name: str, value: Any) -> tuple[int, ...]:
-    """Return the shape of what a loss or metric gave."""
-    if not hasattr(value, "shape"):
-        remedy = "Return a tensor of shape (samples,), without a mean over the samples."
-        if not name.startswith("the loss"):
-            remedy += (
-                " What a sample alone does not have, such as F1, is a metric of the whole evaluation: its "
-                "name ('f1', 'auc', ...), hvdtrain.SumMetric or hvdtrain.GatheredMetric."
-            )
-        raise TaskError(f"{name} must give one value per sample, found a {type(value).__name__}", remedy)
-    return tuple(value.shape)

@@ -6,10 +6,11 @@ from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import numpy as np
 from numpy.typing import NDArray
 
 from hvdtrain.backends.objective.counting import counting_of
-from hvdtrain.backends.objective.logits import class_axis_option, logits_of, named_loss
+from hvdtrain.backends.objective.logits import class_axis_of, class_axis_option, logits_of
 from hvdtrain.backends.objective.stateful_metrics import MAX_BYTES, GatheredMetric
 from hvdtrain.data.naming import has_class, type_name
 from hvdtrain.errors import TaskError
@@ -26,22 +27,8 @@ _BASES = {
 }
 # the named losses that take logits, and what makes probabilities of them
 _ACTIVATIONS = {"binary_cross_entropy": "sigmoid", "cross_entropy": "softmax"}
-_OF_VALUES = (
-    "takes values and weights, and not targets and predictions",
-    "Write a function of (outputs, batch) that returns one value per sample, or hvdtrain.SumMetric.",
-)
-# by package and class, which may be a base class: why an object is not taken, and what to do
-_REFUSED = {
-    "torchmetrics.Running": (
-        "looks at the last batches only",
-        "Give the metric that it wraps: it is computed of the whole evaluation.",
-    ),
-    "torchmetrics.BaseAggregator": _OF_VALUES,
-    "torchmetrics.MetricCollection": (
-        "computes several numbers",
-        "Give each of its metrics by itself, with a name of its own.",
-    ),
-}
+# classes, also as base classes, of objects that are no single number of all targets and predictions
+_REFUSED = ("torchmetrics.Running", "torchmetrics.BaseAggregator", "torchmetrics.MetricCollection")
 _TARGETS_FIRST = {"target": True, "y_true": True, "preds": False, "y_pred": False}
 _MOST_NUMBERS = 1 << 20  # of predictions, or of targets, that an object is given at once
 
@@ -73,6 +60,13 @@ def is_metric_object(value: Any) -> bool:
     return isinstance(value, MetricObject) or bool(_framework_of(value))
 
 
+def _framework_of(value: Any) -> str:
+    """Return the framework whose library an object, or a class, is a metric of; nothing if it is none."""
+    kinds = (value if isinstance(value, type) else type(value)).__mro__
+    names = [f"{kind.__module__.partition('.')[0]}.{kind.__name__}" for kind in kinds]
+    return next((framework for base, framework in _BASES.items() if base in names), "")
+
+
 def _own_object(name: str, given: MetricObject, framework: str) -> Any:
     """Return the object of the job's framework; a function is called for it."""
     found = getattr(given, framework)
@@ -97,18 +91,6 @@ def _own_object(name: str, given: MetricObject, framework: str) -> Any:
     return found
 
 
-def in_call_order(update: Callable[..., Any], preds: Any, targets: Any, targets_first: bool) -> Any:
-    """Call an object's update in the order that its first argument's name says, or else in the library's."""
-    targets_first = _TARGETS_FIRST.get(next(iter(_parameters(update)), ""), targets_first)
-    return update(targets, preds) if targets_first else update(preds, targets)
-
-
-def is_same_but_units(preds: Any, targets: Any) -> bool:
-    """Return whether the shapes of two tensors differ by axes of length 1 only."""
-    one, other = ([n for n in tensor.shape[1:] if n != 1] for tensor in (preds, targets))
-    return one == other and len(preds) == len(targets)
-
-
 def _parameters(function: Callable[..., Any]) -> list[str]:
     try:
         return list(inspect.signature(function).parameters)
@@ -116,21 +98,20 @@ def _parameters(function: Callable[..., Any]) -> list[str]:
         return []
 
 
-def _framework_of(value: Any) -> str:
-    """Return the framework whose library an object, or a class, is a metric of; nothing if it is none."""
-    kinds = (value if isinstance(value, type) else type(value)).__mro__
-    names = [f"{kind.__module__.partition('.')[0]}.{kind.__name__}" for kind in kinds]
-    return next((framework for base, framework in _BASES.items() if base in names), "")
-
-
 class FedObject(ABC):
     """A metric object that is given the rows of all samples, on rank 0 and in the order of the data set."""
 
     framework: ClassVar[str]
-    ignored: Container[Any] = ()  # the targets that the object leaves out itself
-    reset: Callable[[], None]  # resets the object
-    result: Callable[[], Any]  # returns what it computes
-    activation: str  # "sigmoid" or "softmax" if outputs are logits, which makes probabilities of them
+    class_place: ClassVar[int]  # the axis on which the library takes classes
+    targets_first: ClassVar[bool]  # in the arguments of the library's updates
+    # of each object
+    reset: Callable[[], None]
+    update: Callable[..., Any]
+    result: Callable[[], Any]
+    ignored: Container[Any] = ()  # the targets that it leaves out itself
+    moves_classes: bool  # whether outputs have an axis of classes that it takes elsewhere
+    activation: str  # "sigmoid" or "softmax" if it is given that of the outputs; else empty
+    needs_probabilities: bool  # whether other numbers would be wrong, without a word
 
     def __init__(self, name: str, value: Any, task: Any) -> None:
         self.name, framework = name, self.framework
@@ -138,34 +119,42 @@ class FedObject(ABC):
             value if isinstance(value, MetricObject) else MetricObject(**{_framework_of(value): value})
         )
         self.metric = metric = _own_object(name, self.given, framework)
-        reason = next((why for base, why in _REFUSED.items() if has_class(metric, base)), None)
-        if framework == "tf" and "values" in _parameters(metric.update_state):
-            reason = _OF_VALUES  # keras.metrics.Mean and Sum; other means compare targets and predictions
-        if reason:
-            error = self.error(*reason)
+        # keras.metrics.Mean and Sum take values; other means compare targets and predictions
+        is_of_values = framework == "tf" and "values" in _parameters(metric.update_state)
+        if is_of_values or any(has_class(metric, base) for base in _REFUSED):
+            error = self.error(
+                "is no single number of the targets and predictions of an evaluation",
+                "Give a wrapped metric, or each metric of a collection, by itself. For a mean of values "
+                "write a function of (outputs, batch) that returns one value per sample, or "
+                "hvdtrain.SumMetric.",
+            )
             error.everywhere = True
             raise error
-        loss, _ = named_loss(getattr(task, "loss", None), framework)
-        self.activation = _ACTIVATIONS.get(loss, "") if isinstance(loss, str) else ""
-        ignores = bool(self.activation) or hasattr(task, "ignore_index")
+        loss = getattr(task, "loss", None)
+        self.of_logits = _ACTIVATIONS.get(loss, "") if isinstance(loss, str) else ""
+        ignores = bool(self.of_logits) or hasattr(task, "ignore_index")
         self._left_out = counting_of(task, loss).ignore_index if ignores else None
-        self.class_axis = class_axis_option(task).get("class_axis")
+        self._class_axis = class_axis_option(task).get("class_axis")
 
     def error(self, problem: str, remedy: str) -> TaskError:
         """Return the error of something that the object cannot be used with."""
         return TaskError(f"metrics[{self.name!r}], a {type(self.metric).__name__}, {problem}", remedy)
 
     @abstractmethod
-    def _update(self, preds: Array, targets: Array, mask: Array | None) -> None:
-        """Update the object."""
+    def probabilities(self, logits: Array) -> Array:
+        """Return the activation of logits."""
 
-    def _mask_of(self, outputs: Any, preds: Any) -> Any:
+    @abstractmethod
+    def as_arguments(self, preds: Array, targets: Array, mask: Array | None) -> tuple[Any, Any]:
+        """Return predictions and targets as tensors, having checked what the library would not refuse."""
+
+    def mask_of(self, outputs: Any, preds: Any) -> Any:
         """Return the mask of what the object compares, if it heeds one."""
         return None
 
     def gathered(self) -> GatheredMetric:
         """Return the metric that gathers what the object compares."""
-        return GatheredMetric(self._rows, self._computed, self.given.max_bytes)
+        return GatheredMetric(self._rows, self.computed, self.given.max_bytes)
 
     def _rows(self, outputs: Any, batch: Mapping[str, Any]) -> dict[str, Any]:
         given = self.given
@@ -179,10 +168,11 @@ class FedObject(ABC):
                 f"compares the outputs with one array, batch['targets']; the batch has {found}",
                 "Give hvdtrain.MetricObject(..., targets=lambda outputs, batch: batch['...']).",
             )
-        mask = self._mask_of(outputs, preds)
+        mask = self.mask_of(outputs, preds)
         return {"preds": preds, "targets": targets, **({} if mask is None else {"mask": mask})}
 
-    def _computed(self, rows: dict[str, Array]) -> Any:
+    def computed(self, rows: dict[str, Array]) -> Any:
+        """Return the object's value of all rows."""
         preds, targets = rows["preds"], rows["targets"]
         if not len(preds):  # a dry run of padding alone
             return float("nan")
@@ -194,10 +184,32 @@ class FedObject(ABC):
                 "write hvdtrain.SumMetric.",
             )
         self.reset()
+        targets_first = _TARGETS_FIRST.get(next(iter(_parameters(self.update)), ""), self.targets_first)
         # parts do not depend on the number of workers
         size = max(1, _MOST_NUMBERS * len(preds) // max(preds.size, targets.size, 1))
         for first in range(0, len(preds), size):
             part = slice(first, first + size)
-            self._update(preds[part], targets[part], rows["mask"][part] if "mask" in rows else None)
+            mask = rows["mask"][part] if "mask" in rows else None
+            pair = self.as_arguments(self._prepared(preds[part], targets[part]), targets[part], mask)
+            self.update(*(reversed(pair) if targets_first else pair))
         value = self.result()
         return self.given.result(value) if self.given.result else value
+
+    def _prepared(self, preds: Array, targets: Array) -> Array:
+        """Return predictions as the object takes them."""
+        is_output = self.given.preds is None and preds.dtype.kind == "f"
+        if self.moves_classes and is_output and preds.ndim == targets.ndim + 1:
+            shapes = preds.shape, targets.shape
+            axis = class_axis_of(f"metrics[{self.name!r}]", *shapes, self._class_axis)
+            preds = np.moveaxis(preds, axis, self.class_place)
+        if self.activation and is_output:
+            preds = self.probabilities(preds)
+        elif self.needs_probabilities and not ((preds >= 0) & (preds <= 1)).all():
+            of_keras = " Or construct it with from_logits=True, if it has that." * (self.framework == "tf")
+            raise self.error(
+                "takes probabilities, and is given numbers outside of [0, 1]",
+                f"Give hvdtrain.MetricObject({self.framework}=..., preds=...): a function of (outputs, "
+                f"batch) for probabilities.{of_keras}",
+            )
+        one, other = ([n for n in array.shape[1:] if n != 1] for array in (preds, targets))
+        return preds.reshape(targets.shape) if one == other else preds

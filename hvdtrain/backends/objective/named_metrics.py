@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hvdtrain.backends.objective.counting import Counting, counting_of
-from hvdtrain.backends.objective.logits import check_comparable, class_axis_option, named_loss, of_tensor
+from hvdtrain.backends.objective.logits import check_comparable, class_axis_option, of_tensor
 from hvdtrain.backends.objective.losses import NamedLosses
 from hvdtrain.backends.objective.metric_objects import FedObject
 from hvdtrain.backends.objective.stateful_metrics import GatheredMetric, SumMetric, ToNumpy
@@ -221,7 +221,7 @@ NAMES = frozenset(_METRICS)
 
 def named_metric(name: str, kind: str, task: Any, functions: MetricFunctions) -> SumMetric | GatheredMetric:
     """Return a named metric."""
-    loss, _ = named_loss(getattr(task, "loss", None), functions.framework)
+    loss = getattr(task, "loss", None)
     of_loss = counting_of(task, loss)
     targets = _Targets(
         f"metrics[{name!r}]",

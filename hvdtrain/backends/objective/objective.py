@@ -6,9 +6,10 @@ from typing import Any, TypeVar
 
 from hvdtrain.backends.objective.counting import Counting, Weighted, counting_of
 from hvdtrain.backends.objective.evaluation_metrics import EvaluationMetrics, is_stateful
-from hvdtrain.backends.objective.logits import OF_CLASSES, class_axis_option, named_loss, of_tensor
+from hvdtrain.backends.objective.logits import OF_CLASSES, check_loss, class_axis_option, of_tensor
 from hvdtrain.backends.objective.model_call import ModelCall, nested_batch
 from hvdtrain.backends.objective.named_metrics import NAMES, MetricFunctions
+from hvdtrain.backends.objective.serving import Serving
 from hvdtrain.backends.step_metrics import PartialSums, PendingVector
 from hvdtrain.config import Config
 from hvdtrain.data.augment import SHARE, partner_of
@@ -62,21 +63,25 @@ def make_objective(
     watch: Callable[[Any, Mapping[str, Any]], None] | None = None,
 ) -> Objective:
     """Make the function that a step differentiates. It takes batches with flat names."""
-    own: Objective | None = getattr(task, f"{framework}_loss", None)
+    own = getattr(task, f"{framework}_loss", None)
     if own is not None:
-        counting_of(task, f"its own {framework}_loss")
-        _check_none_is_stateful(task, f"{framework}_loss")
-        if framework == "tf":  # a Keras layer takes no model by position
-            own = getattr(own, "call", own)
-        return _own_objective(own, f"{framework}_loss")
+        return _own_objective(task, own, f"{framework}_loss")
     if not hasattr(task, "loss") and hasattr(task, f"{framework}_step"):
         return _no_objective(framework)
-    given, options = named_loss(getattr(task, "loss", None), framework)
-    if label_smoothing:
-        _check_can_smooth("an object with its own label_smoothing" if options else given)
-        options = {"label_smoothing": label_smoothing}
+    given = getattr(task, "loss", None)
+    check_loss("loss", given)
     of_loss, axis = counting_of(task, given), class_axis_option(task)
-    loss = _look_up("loss", given, table, {"counting": of_loss, **axis, **options})
+    options: dict[str, Any] = {"counting": of_loss, **axis}
+    if label_smoothing:
+        if given != "cross_entropy":
+            raise ConfigError(
+                "label_smoothing acts on the named loss cross_entropy; the task's loss is "
+                f"{'a function of its own' if callable(given) else given}",
+                "Leave label_smoothing out, or smooth the targets in the task's loss.",
+                everywhere=True,
+            )
+        options["label_smoothing"] = label_smoothing
+    loss = _look_up("loss", given, table, options)
     loss = loss if mixed is None else mixed(loss)
     named = getattr(task, "metrics", {})
     if not isinstance(named, Mapping):
@@ -102,25 +107,49 @@ def make_objective(
     return objective
 
 
-def _own_objective(own: Objective, name: str) -> Objective:
+def _look_up(
+    field: str, value: Any, table: Mapping[str, Callable[..., Any]], options: Mapping[str, Any]
+) -> Callable[..., Any]:
+    """Return the function of a loss or metric: a user's own, or a named one with those options it takes."""
+    if callable(value):
+        own: Callable[..., Any] = value
+        return own
+    if not isinstance(value, str) or value not in table:
+        known = [*table, *(NAMES if field != "loss" else ())]
+        raise TaskError(
+            f"the task's {field} is {value!r}, which is neither a function nor a known name",
+            did_you_mean(value, known) or f"Known: {', '.join(sorted(known))}.",
+        )
+    taken = {name: given for name, given in options.items() if name != "class_axis" or value in OF_CLASSES}
+    return of_tensor(value, partial(table[value], **taken))
+
+
+def _own_objective(task: Any, own: Objective, name: str) -> Objective:
     """Return a task's own objective, which is given batches nested and whose result is checked."""
-
-    def objective(model: Any, batch: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
-        return checked_result(own(model, nested_batch(batch)), name)
-
-    return objective
+    counting_of(task, f"its own {name}")
+    check_loss(name, own)
+    metrics = getattr(task, "metrics", {})
+    replaced = next((key for key, metric in metrics.items() if is_stateful(metric)), None)
+    if replaced is not None:
+        raise TaskError(
+            f"the task's {name} replaces the model call, loss and metrics, and metrics[{replaced!r}] is "
+            "computed from the outputs of that call",
+            f"Leave {name} out and give the task a loss, which may be a function of (outputs, batch); or "
+            "leave the metric out.",
+        )
+    return lambda model, batch: checked_result(own(model, nested_batch(batch)), name)
 
 
 def checked_result(result: Any, name: str) -> tuple[Any, dict[str, Any]]:
     """Return the loss and the metrics that a task's own method returned."""
     is_pair = isinstance(result, tuple | list) and len(result) == 2 and isinstance(result[1], Mapping)
     if not is_pair:
-        per_sample = "that of a function such as keras.losses.mean_squared_error(targets, outputs)"
-        if name.startswith("torch"):
-            per_sample = "of torch.nn.functional with reduction='none'"
+        parts = ", ".join(type(part).__name__ for part in result) if isinstance(result, tuple | list) else ""
         raise TaskError(
-            f"{name} must return (loss per sample, {{metric: value per sample}}); found {_kinds_of(result)}",
-            f"Return (loss, {{}}) if there are no metrics, and a loss per sample: {per_sample}.",
+            f"{name} must return (loss per sample, {{metric: value per sample}}); found "
+            f"{type(result).__name__}{f' of ({parts})' if parts else ''}",
+            "Return (loss, {}) if there are no metrics, and a loss per sample: with reduction='none' in "
+            "PyTorch, that of a function such as keras.losses.mean_squared_error in Keras.",
             everywhere=True,
         )
     check_metric_names(result[1], f"{name}()")
@@ -133,8 +162,8 @@ def _no_objective(framework: str) -> Objective:
     def objective(model: Any, batch: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
         raise TaskError(
             f"the task has {framework}_step and neither loss nor {framework}_loss, which say what an "
-            "evaluation or a prediction computes",
-            f"Add loss or {framework}_loss(model, batch); for exports and predictions, {framework}_serve.",
+            "evaluation computes",
+            f"Add loss or {framework}_loss(model, batch).",
             everywhere=True,
         )
 
@@ -157,53 +186,6 @@ def check_free(name: str, metrics: Container[str]) -> None:
         )
 
 
-def _kinds_of(returned: Any) -> str:
-    if not isinstance(returned, tuple | list):
-        name = type(returned).__name__
-        return f"{'an' if name[0] in 'AEIOU' else 'a'} {name}"
-    return f"a {type(returned).__name__} of ({', '.join(type(part).__name__ for part in returned)})"
-
-
-def _check_none_is_stateful(task: Any, own_loss: str) -> None:
-    """Check that a task whose own loss replaces its metrics has none of a whole evaluation."""
-    metrics = getattr(task, "metrics", {})
-    name = next((name for name, metric in metrics.items() if is_stateful(metric)), None)
-    if name is not None:
-        raise TaskError(
-            f"the task's {own_loss} replaces the model call, loss and metrics, and metrics[{name!r}] is "
-            "computed from the outputs of that call",
-            f"Leave {own_loss} out and give the task a loss, which may be a function of (outputs, batch); or "
-            "leave the metric out.",
-        )
-
-
-def _check_can_smooth(loss: Any) -> None:
-    if loss != "cross_entropy":
-        found = "a function of its own" if callable(loss) else loss
-        raise ConfigError(
-            f"label_smoothing acts on the named loss cross_entropy; the task's loss is {found}",
-            "Leave label_smoothing out, or smooth the targets in the task's loss.",
-            everywhere=True,
-        )
-
-
-def _look_up(
-    field: str, value: Any, table: Mapping[str, Callable[..., Any]], options: Mapping[str, Any]
-) -> Callable[..., Any]:
-    """Return the function of a loss or metric: a user's own, or a named one with those options it takes."""
-    if callable(value):
-        own: Callable[..., Any] = value
-        return own
-    if not isinstance(value, str) or value not in table:
-        known = [*table, *(NAMES if field != "loss" else ())]
-        raise TaskError(
-            f"the task's {field} is {value!r}, which is neither a function nor a known name",
-            did_you_mean(value, known) or f"Known: {', '.join(sorted(known))}.",
-        )
-    taken = {name: given for name, given in options.items() if name != "class_axis" or value in OF_CLASSES}
-    return of_tensor(value, partial(table[value], **taken))
-
-
 class ComputationBase:
     """What the computations of both frameworks share: objectives, and metrics of an evaluation."""
 
@@ -214,9 +196,7 @@ class ComputationBase:
         self.names: tuple[str, ...] = ()  # of the sums
         self.weighted: tuple[str, ...] = ()  # those of them with weights of their own
         framework, table = functions.framework, functions.losses.table
-        self.objective = make_objective(task, framework, table)
-        self.serve = getattr(task, f"{framework}_serve", None)
-        self.is_one_call = not hasattr(task, f"{framework}_loss")
+        self.serving = Serving(task, framework, make_objective(task, framework, table))
         mixing = partial(mixed, cast=cast) if config.mixup or config.cutmix else None
         self.train_objective = make_objective(task, framework, table, config.label_smoothing, mixed=mixing)
         self.evaluation = EvaluationMetrics.of(task, functions)

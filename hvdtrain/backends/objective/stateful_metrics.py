@@ -1,8 +1,9 @@
 """Metrics of a whole evaluation: what users write, and what a backend keeps of one while it evaluates."""
 
+import numbers
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -11,9 +12,10 @@ from numpy.typing import NDArray
 
 from hvdtrain.backends.objective.gathering import parted
 from hvdtrain.backends.workers import Sized, group_of, peer_errors
-from hvdtrain.errors import TaskError
+from hvdtrain.errors import HvdtrainError, TaskError
 from hvdtrain.workers import wire
 from hvdtrain.workers.agreement import Workers
+from hvdtrain.workers.user_errors import where_raised
 
 # (outputs, batch) -> name to tensor (samples, ...)
 Update = Callable[[Any, Any], Mapping[str, Any]]
@@ -135,7 +137,7 @@ class RowsState:
     """A ``SumMetric`` or ``GatheredMetric`` in an evaluation; a sum is kept as a single row."""
 
     def __init__(self, name: str, metric: SumMetric | GatheredMetric, to_numpy: ToNumpy) -> None:
-        self._name, self._metric, self._to_numpy = name, metric, to_numpy
+        self._name, self._metric, self._to_numpy = f"metrics[{name!r}]", metric, to_numpy
         self.begin()
 
     def begin(self) -> None:
@@ -146,7 +148,8 @@ class RowsState:
 
     def add(self, outputs: Any, batch: Mapping[str, Any], rows: Rows) -> dict[str, NDArray[Any]]:
         """Add a micro-batch; return its rows, of padding, too."""
-        given = self._updated(outputs, batch, len(rows.indices))
+        with _named(f"{self._name} fails"):
+            given = self._updated(outputs, batch, len(rows.indices))
         layout = {key: (str(array.dtype), array.shape[1:]) for key, array in given.items()}
         if not self._layout:
             self._check_memory(given, rows.total)
@@ -162,52 +165,46 @@ class RowsState:
             self._indices.append(rows.indices[rows.is_counted])
         return given
 
-    def check_alone(
-        self, outputs: Any, batch: Mapping[str, Any], samples: int, given: Mapping[str, NDArray[Any]]
-    ) -> None:
-        """Refuse rows that depend on other samples, as those of (n, 1) broadcast with (n,) to (n, n) do."""
-        shapes = {tuple(tensor.shape) for tensor in _tensors_of((outputs, batch))}
-        if samples < 3 or not {(samples,), (samples, 1)} <= shapes:
-            return
-        try:
-            with parted():  # nothing is gathered: other workers may not call it
-                alone = self._updated(_first_rows(outputs, samples), _first_rows(batch, samples), 2)
-        except Exception:  # a batch that is no batch without its other rows
-            return
-        for key, array in given.items():
-            found, row = alone[key], array[:2]
-            if found.shape == row.shape and np.allclose(found, row, 1e-3, 1e-6, equal_nan=True):
-                continue
-            n = samples
-            raise TaskError(
-                f"metrics[{self._name!r}]: rows that update returns depend on the other samples of the "
-                f"batch: {key!r} is {array.shape}, and differs for two samples alone. Arrays of shapes "
-                f"({n}, 1) and ({n},) are broadcast to ({n}, {n})",
-                "Give both the same shape: take the last axis of size 1 away, as outputs.squeeze(-1) does "
-                "in PyTorch and tf.squeeze(outputs, -1) in TensorFlow.",
-            )
+    def tried(self, outputs: Any, batch: Mapping[str, Any], rows: Rows) -> float:
+        """Return the value of a micro-batch alone, and refuse rows that depend on other samples."""
+        given = self.add(outputs, batch, rows)
+        self._check_alone(outputs, batch, len(rows.indices), given)
+        return self.value([self.parts()], "compute fails for the first batch alone")
 
     def parts(self) -> _Part:
         """Return the state of this worker."""
         rows = {key: np.concatenate(self._rows.pop(key)) for key in list(self._rows)}
         return self._layout, rows, np.concatenate(self._indices)
 
-    def compute(self, of_workers: list[_Part]) -> Any:
-        """Return the metric's value, of sums or of rows in the order of the data set."""
+    def value(self, of_workers: list[_Part], problem: str = "compute fails") -> float:
+        """Return the metric's value, of sums or of rows in the order of the data set; it may be NaN."""
         layout = of_workers[0][0]
         for other, _, _ in of_workers:
             self._check_stays(layout, other)
         rows = {key: np.concatenate([part[1].pop(key) for part in of_workers]) for key in layout}
         if isinstance(self._metric, SumMetric):
-            return self._metric.compute({key: array.sum(0) for key, array in rows.items()})
-        order = np.argsort(np.concatenate([indices for _, _, indices in of_workers]), kind="stable")
-        return self._metric.compute({key: array[order] for key, array in rows.items()})
+            rows = {key: array.sum(0) for key, array in rows.items()}
+        else:
+            order = np.argsort(np.concatenate([indices for _, _, indices in of_workers]), kind="stable")
+            rows = {key: array[order] for key, array in rows.items()}
+        with _named(f"{self._name}: {problem}"):
+            value = self._metric.compute(rows)
+            array = np.asarray(value) if hasattr(value, "shape") or isinstance(value, numbers.Real) else None
+            if array is not None and array.size == 1 and array.dtype.kind in "fiub":
+                return float(array.reshape(()))
+        found = type(value).__name__ if array is None else f"{array.dtype} {array.shape}"
+        raise TaskError(
+            f"{self._name}: compute must return one number; found {found}",
+            "Return a float, and float('nan') where the metric is not defined. Of several numbers, give each "
+            "a metric of its own; an object may average them, such as by average='macro', or give one: "
+            "hvdtrain.MetricObject(..., result=lambda value: value[0]).",
+        )
 
     def _updated(self, outputs: Any, batch: Mapping[str, Any], samples: int) -> dict[str, NDArray[Any]]:
         given = self._metric.update(outputs, batch)
         if not isinstance(given, Mapping) or not given:
             raise TaskError(
-                f"metrics[{self._name!r}]: update must return a mapping of names to tensors (samples, ...); "
+                f"{self._name}: update must return a mapping of names to tensors (samples, ...); "
                 f"found {'an empty one' if isinstance(given, Mapping) else type(given).__name__}",
                 'Return such as {"right": right}, with a row for each sample.',
             )
@@ -215,16 +212,40 @@ class RowsState:
         for key, array in arrays.items():
             if array.shape[:1] != (samples,) or array.dtype.kind not in "fiub":
                 raise TaskError(
-                    f"metrics[{self._name!r}]: update must return a row of numbers for each sample, shape "
+                    f"{self._name}: update must return a row of numbers for each sample, shape "
                     f"({samples}, ...); found {array.dtype} {array.shape} for {key!r}",
                     "Add up over all axes but the first, and not over samples: hvdtrain does that.",
                 )
         return arrays
 
+    def _check_alone(
+        self, outputs: Any, batch: Mapping[str, Any], samples: int, given: Mapping[str, NDArray[Any]]
+    ) -> None:
+        """Refuse rows that depend on other samples, as those of (n, 1) broadcast with (n,) to (n, n) do."""
+        shapes: set[tuple[int, ...]] = set()
+        first = _first_rows((outputs, batch), samples, shapes)
+        if samples < 3 or not {(samples,), (samples, 1)} <= shapes:
+            return
+        try:
+            with parted():  # nothing is gathered: other workers may not call it
+                alone = self._updated(first[0], first[1], 2)
+        except Exception:  # a batch that is no batch without its other rows
+            return
+        for key, array in given.items():
+            found, row = alone[key], array[:2]
+            if found.shape != row.shape or not np.allclose(found, row, 1e-3, 1e-6, equal_nan=True):
+                raise TaskError(
+                    f"{self._name}: rows that update returns depend on the other samples of the batch: "
+                    f"{key!r} is {array.shape}, and differs for two samples alone. Arrays of shapes "
+                    f"({samples}, 1) and ({samples},) are broadcast to ({samples}, {samples})",
+                    "Give both the same shape: take the last axis of size 1 away, as outputs.squeeze(-1) "
+                    "does in PyTorch and tf.squeeze(outputs, -1) in TensorFlow.",
+                )
+
     def _check_stays(self, before: Layout, now: Layout) -> None:
         if before != now:
             raise TaskError(
-                f"metrics[{self._name!r}]: update returned {before} for one batch, and {now} for another",
+                f"{self._name}: update returned {before} for one batch, and {now} for another",
                 "Return the same names, types and shapes for every batch: pad all samples to one length, or "
                 "add up over the axis that differs.",
             )
@@ -234,36 +255,37 @@ class RowsState:
         of_sample = sum(array.nbytes // max(1, len(array)) for array in given.values())
         if isinstance(self._metric, GatheredMetric) and of_sample * total > self._metric.max_bytes:
             raise TaskError(
-                f"metrics[{self._name!r}] would gather {_in_units(of_sample * total)} on rank 0: "
-                f"{of_sample:,} bytes for each of {total:,} samples; it may take "
-                f"{_in_units(self._metric.max_bytes)}",
+                f"{self._name} would gather {of_sample * total / 2**20:,.4g} MiB on rank 0: {of_sample:,} "
+                f"bytes for each of {total:,} samples; it may take {self._metric.max_bytes / 2**20:,.4g} MiB",
                 "Give fewer or smaller numbers for each sample, such as class numbers (preds= of a "
                 "MetricObject), compute it from sums (hvdtrain.SumMetric), or, if rank 0 has the memory, "
                 "give it max_bytes=...",
             )
 
 
-def _tensors_of(value: Any) -> Iterator[Any]:
-    """Yield the tensors in outputs and batches."""
-    if isinstance(value, Mapping | tuple | list):
-        for part in value.values() if isinstance(value, Mapping) else value:
-            yield from _tensors_of(part)
-    elif hasattr(value, "shape"):
-        yield value
-
-
-def _first_rows(value: Any, samples: int) -> Any:
-    """Return outputs or a batch of two samples."""
+def _first_rows(value: Any, samples: int, shapes: set[tuple[int, ...]]) -> Any:
+    """Return outputs or a batch of two samples; add the shapes of all tensors."""
     if isinstance(value, Mapping):
-        return {key: _first_rows(part, samples) for key, part in value.items()}
+        return {key: _first_rows(part, samples, shapes) for key, part in value.items()}
     if isinstance(value, tuple | list):
-        return [_first_rows(part, samples) for part in value]
+        return [_first_rows(part, samples, shapes) for part in value]
     if not hasattr(value, "shape"):
         return value
+    shapes.add(tuple(value.shape))
     value = value[:2] if tuple(value.shape)[:1] == (samples,) else value
     return value.cpu() if hasattr(value, "cpu") else value  # numbers of rows that are left out end a GPU
 
 
-def _in_units(size: int) -> str:
-    unit, power = ("GiB", 30) if size >= 1 << 27 else ("MiB", 20) if size >= 1 << 17 else ("KiB", 10)
-    return f"{size / (1 << power):.3g} {unit}"
+@contextmanager
+def _named(problem: str) -> Iterator[None]:
+    """Return a context whose exceptions, if they are not hvdtrain's, become a TaskError."""
+    try:
+        yield
+    except HvdtrainError:
+        raise
+    except Exception as error:
+        raise TaskError(
+            f"{problem}: {where_raised(error, own_only=True)}",
+            "--debug shows the traceback. A dry run computes metrics of its first batch, too: return "
+            "float('nan') where so few samples do not define one.",
+        ) from error

@@ -116,7 +116,8 @@ def check_state(expected: Shapes, found: StateArrays, framework: str) -> None:
     if problems := state_problems(expected, shapes):
         raise TaskError(
             "the state does not fit the model:\n  " + "\n  ".join(problems),
-            _remedy(expected, shapes, framework),
+            f'Names of the same layers that differ are mapped in the task: state_names = {{"{framework}": '
+            '{"own/path": "other/path"}}.',
         )
 
 
@@ -157,24 +158,3 @@ def _split(name: str) -> tuple[str, str]:
     """Return the first part, "model" or "optimizer", and the path; a file's own name has no first part."""
     part, is_path, path = name.partition("/")
     return (part, path) if is_path else ("", name)
-
-
-def _remedy(expected: Shapes, found: Shapes, framework: str) -> str:
-    """Return how ``state_names`` can make names fit whose shapes are the same; empty if they are not."""
-    missing, free = (
-        {name: one[name] for name in one.keys() - other.keys() if name.startswith("model/")}
-        for one, other in ((expected, found), (found, expected))
-    )
-    if not missing or sorted(missing.values()) != sorted(free.values()):
-        return ""
-    name = min(missing)
-    close = _closest(name, missing[name], free)
-    if not close:
-        return ""
-    own, portable = (one.split("/")[1:] for one in (name, close[0]))
-    while len(own) > 1 and len(portable) > 1 and own[-1] == portable[-1]:
-        own, portable = own[:-1], portable[:-1]
-    return (
-        "If these are the same layers under other names, map the paths that differ in the task, such as:\n"
-        f'    state_names = {{"{framework}": {{"{"/".join(own)}": "{"/".join(portable)}"}}}}'
-    )

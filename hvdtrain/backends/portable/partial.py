@@ -1,10 +1,8 @@
 """Which part of a checkpoint's weights a model takes: patterns of names, and a table of both."""
 
 import difflib
-import glob
 import math
-import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
@@ -16,6 +14,7 @@ from hvdtrain.workers.wire_types import travels
 ONLY, SKIP = "--init-only", "--init-skip"
 _ROWS = 8  # of each kind that a table shows
 _SHOWN = 6  # names, or patterns, in a message
+REMEDY = f"Leave out what does not fit with {SKIP} PATTERN, or name what does with {ONLY} PATTERN."
 
 
 @dataclass(frozen=True)
@@ -55,13 +54,12 @@ def select(source: str, expected: Shapes, found: Shapes, choice: Choice) -> Sele
     """Choose what a model takes of some weights. What the patterns choose must fit exactly."""
     _check_patterns(source, choice, list(dict.fromkeys([*expected, *found])))
     against = {name: choice.reason_against(name) for name in (*expected, *found)}
-    misfits = _misfits(expected, found, lambda name: not against[name])
     taken = [name for name in expected if not against[name] and found.get(name) == expected[name]]
-    if misfits:
-        lines = _shortened(list(misfits.values()))
+    if misfits := _misfits(expected, found, [name for name in against if not against[name]]):
+        lines = _shortened(misfits)
         raise CheckpointError(
             f"{source}: what is chosen of it does not fit the model:\n  " + "\n  ".join(lines),
-            _remedy(misfits, taken),
+            REMEDY,
             everywhere=True,
         )
     if not taken:
@@ -72,12 +70,6 @@ def select(source: str, expected: Shapes, found: Shapes, choice: Choice) -> Sele
             everywhere=True,
         )
     return Selection(tuple(taken), _table(expected, found, taken, against))
-
-
-def remedy_for_misfits(expected: Shapes, found: Shapes) -> str:
-    """Return which options take what fits, if all was to be taken; empty if all fits or nothing does."""
-    taken = [name for name in expected if found.get(name) == expected[name]]
-    return _remedy(_misfits(expected, found, lambda _: True), taken)
 
 
 def _check_patterns(source: str, choice: Choice, names: list[str]) -> None:
@@ -92,37 +84,16 @@ def _check_patterns(source: str, choice: Choice, names: list[str]) -> None:
             )
 
 
-def _misfits(expected: Shapes, found: Shapes, chosen: Callable[[str], bool]) -> dict[str, str]:
-    """Return what does not fit of what is chosen, as text, by name."""
-    lines = {}
-    for name in filter(chosen, expected):
-        if found.get(name) != expected[name]:
+def _misfits(expected: Shapes, found: Shapes, chosen: Collection[str]) -> list[str]:
+    """Return what does not fit of what is chosen, as text."""
+    lines = []
+    for name in chosen:
+        if name not in expected:
+            lines.append(f"{name} {found[name]}: the model has none")
+        elif found.get(name) != expected[name]:
             there = f"there {found[name]}" if name in found else "missing there"
-            lines[name] = f"{name}: the model's is {expected[name]}, {there}"
-    surplus = [name for name in found if chosen(name) and name not in expected]
-    return lines | {name: f"{name} {found[name]}: the model has none" for name in surplus}
-
-
-def _remedy(misfits: Collection[str], taken: Collection[str]) -> str:
-    """Return the options that leave out what does not fit; their patterns match nothing that is taken."""
-    if not taken or not misfits:
-        return ""
-    patterns: dict[str, None] = {}
-    for name in misfits:
-        if not any(_matches(pattern, [name]) for pattern in patterns):
-            patterns[_pattern_for(name, taken)] = None
-    if len(patterns) > _SHOWN:
-        return f"Leave out what does not fit with {SKIP} PATTERN, or name what does with {ONLY}."
-    return "To take the rest, add: " + " ".join(f"{SKIP} '{pattern}'" for pattern in patterns)
-
-
-def _pattern_for(name: str, good: Collection[str]) -> str:
-    """Return a pattern: the shortest prefix of a name that no good name has, or the name itself."""
-    for end in re.finditer("/", name):
-        prefix = name[: end.end()]
-        if not any(other.startswith(prefix) for other in good):
-            return f"{glob.escape(prefix)}*"
-    return glob.escape(name)
+            lines.append(f"{name}: the model's is {expected[name]}, {there}")
+    return lines
 
 
 def _table(expected: Shapes, found: Shapes, taken: Collection[str], against: Mapping[str, str]) -> str:

@@ -1,31 +1,18 @@
-"""What an exported program computes: the call that a task's loss makes of its model, written and compared."""
+"""What an exported program computes: the call that a task serves, written with dynamic axes and compared."""
 
-import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
 from numpy.typing import NDArray
 
-from hvdtrain.backends.objective.objective import Objective
+from hvdtrain.backends.objective.model_call import nested_batch
+from hvdtrain.backends.objective.serving import Served, Tensors, identifier, named_outputs, tensors_of
 from hvdtrain.backends.portable.files import LARGEST_DIFFERENCE, compare
-from hvdtrain.backends.portable.recording import (
-    Arguments,
-    ModelCalls,
-    ReadCall,
-    Recording,
-    Slot,
-    Tensors,
-    dotted,
-    leaves,
-    mapped,
-    named_outputs,
-    read_call,
-    tensors_of,
-)
 from hvdtrain.backends.records import Exported
 from hvdtrain.data.feed import HostBatch
+from hvdtrain.data.numeric import SEPARATOR
 from hvdtrain.errors import TaskError
 
 Named = Mapping[str, Any]  # tensors by name
@@ -40,11 +27,11 @@ class ProgramInput:
     """An input of a program."""
 
     name: str  # its name
+    column: str  # its flat name in a batch
     dtype: str  # type of its elements
     shape: Shape  # its shape in the first batch
     # for each axis, the name of what it can be, "batch" or "length"; empty for a fixed one
     axes: tuple[str, ...]
-    is_computed: bool  # whether the loss computes it, so that it is in no batch
 
     def describe(self) -> str:
         """Return name, type and shape, as text."""
@@ -63,146 +50,93 @@ class Case(NamedTuple):
 
 @dataclass(frozen=True)
 class Program:
-    """A call of the model with named inputs."""
+    """The call that a task serves, with named inputs."""
 
-    arguments: Arguments  # with slots for the inputs
+    served: Callable[[Any], Any]  # of a batch
     inputs: tuple[ProgramInput, ...]
+    is_plain: bool = False  # whether it calls the model with one tensor and nothing else
     cases: tuple[Case, ...] = ()  # the first is that of the largest batch
     ignored: tuple[str, ...] = ()  # what the model returns in addition to tensors, as text
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether the model is called with one tensor and nothing else."""
-        (first, *rest) = self.arguments.values.items()
-        kind = getattr(self.arguments.signature.parameters.get(first[0]), "kind", None)
-        by_place = kind in (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-        return not rest and by_place and isinstance(first[1], Slot)
 
     @property
     def output_names(self) -> tuple[str, ...]:
         """Names of the outputs, in the model's order."""
         return tuple(self.cases[0].outputs)
 
-    def __call__(self, model: Callable[..., Any], tensors: Named) -> Any:
-        """Call the model with these inputs; return its outputs as they are."""
-        return self.arguments.call(
-            model,
-            mapped(
-                self.arguments.values,
-                lambda leaf: tensors[leaf.name] if isinstance(leaf, Slot) else leaf,
-                lambda leaf: isinstance(leaf, Slot),
-            ),
-        )
+    def __call__(self, tensors: Named) -> Any:
+        """Return the model's outputs for these inputs, as they are."""
+        return self.served(nested_batch({one.column: tensors[one.name] for one in self.inputs}))
 
     def named(self, outputs: Any, tensors: Tensors) -> dict[str, Any]:
         """Return the tensors in a model's outputs by name."""
-        return named_outputs(outputs, tensors, [one.name for one in self.inputs])[0]
+        return tensors_of(outputs, tensors, [one.name for one in self.inputs])
 
 
 def make_program(
-    recordings: Sequence[Recording],
-    model: Callable[..., Any],
-    signature: inspect.Signature,
-    tensors: Tensors,
-    remedy: str,
+    served: Callable[[Any], Any], batches: Sequence[Named], tensors: Tensors, is_model_call: bool = False
 ) -> Program:
-    """Make the program of a model from what was recorded."""
-    read = [read_call(recording, signature, tensors, remedy) for recording in recordings]
-    first = read[0].arguments
-    for other in read[1:]:
-        _check_equal(first, other.arguments, remedy)
-    inputs = _inputs(recordings, read, remedy)
-    program = Program(first, inputs)
-    cases, ignored = [], tuple[str, ...]()
-    for recording, one in zip(recordings, read, strict=True):
-        outputs = program(model, one.tensors)
-        named = tensors_of(outputs, tensors, remedy, list(one.tensors))
-        ignored = named_outputs(outputs, tensors)[1]
-        _check_unchanged(recording.calls[0].outputs, named, first.left_out, tensors, remedy)
-        cases.append(Case(recording.size, one.tensors, named))
-    return Program(first, inputs, tuple(cases), ignored)
-
-
-def _check_equal(first: Arguments, other: Arguments, remedy: str) -> None:
-    """Raise TaskError if two batches led to different calls."""
-    if (first.values, first.left_out) == (other.values, other.left_out):
-        return
-    one, two = (dict(leaves(read.values, lambda leaf: isinstance(leaf, Slot))) for read in (first, other))
-    differing = next((path for path in one | two if one.get(path, one) != two.get(path, two)), ("labels",))
-    found = " and ".join(
-        f"the tensor {leaf.name}" if isinstance(leaf, Slot) else repr(leaf)
-        for leaf in (one.get(differing), two.get(differing))
-    )
-    raise TaskError(
-        f"the loss calls the model differently for different batches: {dotted(differing)} is {found}", remedy
-    )
-
-
-def _check_unchanged(
-    recorded: Any, named: Named, left_out: Sequence[str], tensors: Tensors, remedy: str
-) -> None:
-    """Raise TaskError if the program's call gives other outputs than the recorded one gave."""
-    before = [tensors.to_numpy(tensor) for tensor in named_outputs(recorded, tensors)[0].values()]
-    for name, tensor in named.items():
-        array = tensors.to_numpy(tensor)
-        close = (compare([array], [other]).relative <= LARGEST_DIFFERENCE for other in before)
-        alike = next((i for i, is_close in enumerate(close) if is_close), None)
-        if alike is None and left_out:
-            raise TaskError(
-                f"without {', '.join(left_out)}, which is not there when it is served, the model's output "
-                f"{name!r} differs from that in training",
-                remedy,
-            )
-        if alike is None:
-            raise TaskError(
-                f"called twice with one batch, the model gives different {name!r}",
-                "Does it compute with random numbers, or with attributes that change? Export the weights.",
-            )
-        del before[: alike + 1]
-
-
-def _inputs(
-    recordings: Sequence[Recording], read: Sequence[ReadCall], remedy: str
-) -> tuple[ProgramInput, ...]:
-    """Return the inputs; which axes are a batch's shows in batches of different sizes."""
-    sizes, first = tuple(recording.size for recording in recordings), read[0]
-    constants = {leaf for _, leaf in leaves(first.arguments.values, lambda leaf: isinstance(leaf, Slot))
-                 if type(leaf) is int}  # fmt: skip
-    lengths: dict[Shape, str] = {}  # names of axes by their sizes in all recordings
-    axes: dict[str, list[Shape]] = {}
-    for name, tensor in first.tensors.items():
-        kinds = {(_dtype(one.tensors[name]), len(one.tensors[name].shape)) for one in read}
-        if len(kinds) > 1:
-            raise TaskError(
-                f"input {name!r} of the model has different types or numbers of axes in different batches: "
-                + ", ".join(f"{dtype} with {count}" for dtype, count in sorted(kinds)),
-                remedy,
-            )
-        axes[name] = list(zip(*(tuple(one.tensors[name].shape) for one in read), strict=True))
-        for number, found in enumerate(axes[name]):
-            # any length have axes that differ between batches, and second ones of whole numbers
-            is_tokens = number == 1 and len(axes[name]) == 2 and "int" in _dtype(tensor)
-            is_free = (len(set(found)) > 1 or is_tokens) and not constants & set(found)
-            if is_free and not _is_batch(number, found, sizes):
-                lengths.setdefault(found, LENGTH if not lengths else f"{LENGTH}_{len(lengths) + 1}")
-    return tuple(
-        ProgramInput(
-            name,
-            _dtype(tensor),
-            tuple(found[0] for found in axes[name]),
-            tuple(
-                BATCH if _is_batch(number, found, sizes) else lengths.get(found, "")
-                for number, found in enumerate(axes[name])
-            ),
-            name not in first.in_batch,
+    """Make the program of what is served, from batches of which the first is the largest."""
+    seen = Served(batches[0])
+    outputs = served(seen)
+    columns = seen.columns(batches[0])
+    if not columns:
+        raise TaskError(
+            "the model is called without a tensor of the batch",
+            f"Give the task {tensors.serve}(model, batch), which returns the outputs to serve.",
         )
-        for name, tensor in first.tensors.items()
-    )
+    sizes = tuple(int(batch[columns[0]].shape[0]) for batch in batches)
+    program = Program(served, _inputs(columns, batches, sizes), is_model_call and columns == ["inputs"])
+    cases = []
+    for size, batch in zip(sizes, batches, strict=True):
+        given = {one.name: batch[one.column] for one in program.inputs}
+        try:
+            cases.append(Case(size, given, program.named(program(given), tensors)))
+        except Exception:  # of another size than the first, which the model may not take
+            if size == sizes[0]:
+                raise
+    arrays = [tensors.to_numpy(tensor) for tensor in program.named(outputs, tensors).values()]
+    again = [tensors.to_numpy(tensor) for tensor in cases[0].outputs.values()]
+    if not compare(arrays, again).relative <= LARGEST_DIFFERENCE:
+        raise TaskError(
+            "called twice with one batch, the model gives different outputs",
+            "Does it compute with random numbers, or with attributes that change? Export the weights.",
+        )
+    return replace(program, cases=tuple(cases), ignored=named_outputs(outputs, tensors)[1])
 
 
-def _is_batch(number: int, found: Shape, sizes: Shape) -> bool:
-    """Return whether an axis, by its sizes in all recordings, is that of the samples."""
-    return found == sizes and (number == 0 or len(set(sizes)) > 1)
+def _inputs(columns: Sequence[str], batches: Sequence[Named], sizes: Shape) -> tuple[ProgramInput, ...]:
+    """Return the inputs; which axes are a batch's shows in batches of different sizes."""
+    lengths: dict[Shape, str] = {}  # names of axes by their sizes in all batches
+    inputs = []
+    for column, name in zip(columns, _unique_names(columns), strict=True):
+        shapes = [tuple(batch[column].shape) for batch in batches]
+        dtype, axes = _dtype(batches[0][column]), list[str]()
+        for number, found in enumerate(zip(*shapes, strict=True)):
+            # any length have axes that differ between batches, and second ones of whole numbers
+            is_free = len(set(found)) > 1 or (number == 1 and len(shapes[0]) == 2 and "int" in dtype)
+            if found == sizes and (number == 0 or len(set(sizes)) > 1):
+                axes.append(BATCH)
+            elif is_free:
+                axes.append(
+                    lengths.setdefault(found, LENGTH if not lengths else f"{LENGTH}_{len(lengths) + 1}")
+                )
+            else:
+                axes.append("")
+        inputs.append(ProgramInput(name, column, dtype, shapes[0], tuple(axes)))
+    return tuple(inputs)
+
+
+def _unique_names(columns: Sequence[str]) -> list[str]:
+    """Return a name for each column: its last key, or all of it if that is a number or not the only one."""
+    last = [column.rpartition(SEPARATOR)[2] for column in columns]
+    names: list[str] = []
+    for column, key in zip(columns, last, strict=True):
+        is_known = last.count(key) == 1 and not key.isdigit()
+        name = identifier((key,) if is_known else tuple(column.split(SEPARATOR)))
+        while name in names:
+            name += "_"
+        names.append(name)
+    return names
 
 
 def _dtype(tensor: Any) -> str:
@@ -218,10 +152,7 @@ class Written(NamedTuple):
 
 
 def write_and_compare(
-    program: Program,
-    model: Callable[..., Any],
-    tensors: Tensors,
-    write: Callable[[tuple[ProgramInput, ...]], Written],
+    program: Program, tensors: Tensors, write: Callable[[tuple[ProgramInput, ...]], Written]
 ) -> Exported:
     """Write a program with as many dynamic axes as the model allows, and compare it with the model."""
     problem: Exception | None = None
@@ -235,7 +166,7 @@ def write_and_compare(
     for inputs in dict.fromkeys(levels):
         is_last = inputs == levels[-1]
         try:
-            done = _compared(program, model, tensors, write(inputs))
+            done = _compared(program, tensors, write(inputs))
         except Exception as error:
             if is_last:
                 raise error from problem
@@ -246,20 +177,20 @@ def write_and_compare(
     raise AssertionError("the last level returns or raises")
 
 
-def _compared(program: Program, model: Callable[..., Any], tensors: Tensors, written: Written) -> Exported:
+def _compared(program: Program, tensors: Tensors, written: Written) -> Exported:
     """Compare a program with its model: on the real batches that fit, and on parts of the first."""
     inputs, first = written.inputs, program.cases[0].tensors
     cases = [case for case in program.cases if _fits(inputs, case.tensors)]
     pairs, sizes = [(case.tensors, case.outputs) for case in cases], [case.size for case in cases]
     parts: list[Named] = []
-    if BATCH in _sizes(inputs, first) and len(set(sizes)) == 1:  # the task's loss took no other size
+    if BATCH in _sizes(inputs, first) and len(set(sizes)) == 1:  # the model took no other size
         parts.append(_cut(inputs, first, BATCH, 1))
         sizes.append(1)
     few = _cut(inputs, first, BATCH, _PROBED_SAMPLES)
     for name, length in _sizes(inputs, few).items():
         if name.startswith(LENGTH) and length > 1:
             parts.append(_cut(inputs, few, name, length // 2))
-    pairs += [(part, program.named(program(model, part), tensors)) for part in parts]
+    pairs += [(part, program.named(program(part), tensors)) for part in parts]
     worst = Exported(0.0, 1.0)
     for given, outputs in pairs:
         found = written.run(given)
@@ -279,7 +210,7 @@ def _compared(program: Program, model: Callable[..., Any], tensors: Tensors, wri
         is_plain=program.is_plain,
         checked=f"batches of {_listed(sizes)} of the task's data"
         + (f", lengths {_listed([*lengths])}" if lengths else ""),
-        notes=tuple(_notes(program)),
+        notes=(f"without these outputs: {', '.join(program.ignored)}",) if program.ignored else (),
     )
 
 
@@ -334,38 +265,18 @@ def _shape(axes: Sequence[int | str]) -> str:
     return f"({', '.join(map(str, axes))}{',' * (len(axes) == 1)})"
 
 
-def _notes(program: Program) -> Iterator[str]:
-    computed = [one.name for one in program.inputs if one.is_computed]
-    if computed:
-        yield f"{', '.join(computed)}: computed by the task's loss from the batch, before it calls the model"
-    if left_out := program.arguments.left_out:
-        yield f"without {', '.join(left_out)}, which training gives the model"
-    if program.ignored:
-        yield f"without these outputs: {', '.join(program.ignored)}"
-
-
 def _listed(numbers: Sequence[int]) -> str:
     *others, last = [f"{number:,}" for number in numbers]
     return f"{', '.join(others)} and {last}" if others else last
 
 
-def export_program(  # noqa: PLR0917 - those of export_model
-    calls: ModelCalls,
-    model: Any,
-    objective: Objective,
+def export_program(
+    tensors: Tensors,
+    served: Callable[[Any], Any],
+    is_model_call: bool,
     batches: Sequence[HostBatch],
-    serve: Callable[..., Any] | None,
-    otherwise: str,
-    write: Callable[[Program, Callable[..., Any], tuple[ProgramInput, ...]], Written],
+    write: Callable[[Program, tuple[ProgramInput, ...]], Written],
 ) -> Exported:
-    """Write the call of a model that its task makes as a program, load it back and compare outputs."""
-    served, signature = calls.served(model, serve)
-    recordings: list[Recording] = []
-    for batch in batches:
-        try:
-            recordings.append(calls.recorded(model, objective, calls.batch_of(batch), serve))
-        except Exception:  # of another size than the first, which the loss may not take
-            if batch.indices.shape == batches[0].indices.shape:
-                raise
-    program = make_program(recordings, served, signature, calls.tensors, f"{calls.remedy} {otherwise}")
-    return write_and_compare(program, served, calls.tensors, partial(write, program, served))
+    """Write what a task serves as a program, load it back and compare outputs."""
+    program = make_program(served, [tensors.batch_of(batch) for batch in batches], tensors, is_model_call)
+    return write_and_compare(program, tensors, partial(write, program))

@@ -28,7 +28,6 @@ from hvdtrain.backends.tensorflow.task_model import (
     device_memory,
     device_name,
     use_device,
-    without_loss,
 )
 from hvdtrain.backends.trained_set import not_in_own_step
 from hvdtrain.config import Config
@@ -117,14 +116,12 @@ class TensorFlowBackend(Backend):
     def export(self, format_name: str, path: Path, batches: Sequence[HostBatch]) -> Exported:
         """Write the model in a format for serving, load it back and compare outputs. Local."""
         computation = self.parts.computation
-        with computation.gathering.alone(), without_loss(self.model):
-            return export.export_model(
-                self.model, computation.objective, format_name, path, batches, computation.serve
-            )
+        with computation.gathering.alone():
+            return export.export_model(self.model, computation.serving, format_name, path, batches)
 
     def plain_model(self) -> keras.Model:
         """Return the model with its weights as the task made it, ready for evaluation. Local."""
-        return export.plain_model(self.model)
+        return self.model
 
     def _make(self, task: Any, config: Config, batch: HostBatch | None) -> Parts:
         # automatic names of layers start anew, equal on all workers; only a large earlier model is worth the

@@ -40,7 +40,7 @@ from hvdtrain.backends.tensorflow.objective.losses import (
 )
 from hvdtrain.backends.tensorflow.objective.metric_objects import FUNCTIONS
 from hvdtrain.backends.tensorflow.precision import cast_outputs_to_fp32, float_bits_of, precision_of
-from hvdtrain.backends.tensorflow.program import CALLS, to_numpy
+from hvdtrain.backends.tensorflow.program import TENSORS, to_numpy
 from hvdtrain.backends.tensorflow.state.layer_state import LayerState
 from hvdtrain.backends.tensorflow.state.model_state import ModelState
 from hvdtrain.backends.tensorflow.sync_batch_norm import BatchNormSync
@@ -232,7 +232,7 @@ class Computation(ComputationBase):
         return {name: to_numpy(tensor) for name, tensor in outputs.items()}
 
     def _predicted(self, arrays: Any) -> dict[str, Tensor]:
-        return CALLS.predicted(self.called, self.objective, arrays, self.serve, self.is_one_call)
+        return self.serving.predicted(Phase(self.called, training=False), arrays, TENSORS)
 
     def _eval_sums(self, arrays: Any, weights: Tensor) -> tuple[Tensor, Seen]:
         rows = self.per_sample(arrays, weights, training=False).rows

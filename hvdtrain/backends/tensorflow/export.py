@@ -3,7 +3,7 @@
 import math
 import tempfile
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,12 +11,12 @@ from typing import Any
 import h5py
 import keras
 
-from hvdtrain.backends.objective.objective import Objective
+from hvdtrain.backends.objective.serving import Serving
 from hvdtrain.backends.portable.files import check_fit, compare
 from hvdtrain.backends.portable.program import export_program
 from hvdtrain.backends.records import Exported
-from hvdtrain.backends.tensorflow.program import CALLS, TENSORS, write_program
-from hvdtrain.backends.tensorflow.task_model import take_loss, without_loss
+from hvdtrain.backends.tensorflow.functions import Phase
+from hvdtrain.backends.tensorflow.program import TENSORS, write_program
 from hvdtrain.data.feed import HostBatch
 from hvdtrain.errors import CheckpointError, TaskError
 
@@ -25,28 +25,25 @@ Model = Any
 _WEIGHTS_FILE = "model.weights.h5"  # in a .keras file, which is a zip archive
 
 
-def export_model(  # noqa: PLR0917 - passed on by the backend as they are
+def export_model(
     model: Model,
-    objective: Objective,
+    serving: Serving,
     format_name: str,
     path: Path,
     batches: Sequence[HostBatch],
-    serve: Callable[..., Any] | None = None,
 ) -> Exported:
     """Write a model as "keras" or "saved-model", load it back and compare outputs."""
     if format_name == "keras":
         model.save(path)
-        batch = CALLS.batch_of(batches[0])
-        pair = (CALLS.recorded(one, objective, batch) for one in (model, _load_back(path)))
-        return compare(*(one.arrays(TENSORS) for one in pair))
-    write, otherwise = partial(write_program, model, path), "Or export the whole model: --to keras."
-    return export_program(CALLS, model, objective, batches, serve, otherwise, write)
+        pair = (Phase(one, training=False) for one in (model, _load_back(path)))
+        return compare(*(serving.arrays(one, batches[0], TENSORS) for one in pair))
 
+    def served(batch: Mapping[str, Any]) -> Any:
+        return serving.outputs(Phase(model, training=False), batch)
 
-def plain_model(model: Model) -> Model:
-    """Return the model, without a loss that was trained with it."""
-    take_loss(model)
-    return model
+    return export_program(
+        TENSORS, served, serving.is_model_call, batches, partial(write_program, model, path)
+    )
 
 
 def _load_back(path: Path) -> Model:
@@ -62,7 +59,7 @@ def _load_back(path: Path) -> Model:
 
 def load_weights_file(model: Model, path: Path) -> str:
     """Load a file of weights into a model; say what was understood. Of a .keras file the weights are read."""
-    with tempfile.TemporaryDirectory() as folder, without_loss(model):
+    with tempfile.TemporaryDirectory() as folder:
         own = Path(folder) / "own.weights.h5"
         model.save_weights(own)
         file = _weights_in(path, Path(folder))

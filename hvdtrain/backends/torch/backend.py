@@ -126,9 +126,7 @@ class TorchBackend(Backend):
         """Write the model in a format for serving, load it back and compare outputs. Local."""
         one = self.parts.computation
         with one.gathering.alone():
-            return export.export_model(
-                self.model, one.new_model, one.objective, format_name, path, batches, one.serve
-            )
+            return export.export_model(self.model, one.new_model, one.serving, format_name, path, batches)
 
     def plain_model(self) -> torch.nn.Module:
         """Return the model with its weights as the task made it, ready for evaluation. Local."""

@@ -21,7 +21,7 @@ from hvdtrain.backends.torch.objective.gathering import Gathering
 from hvdtrain.backends.torch.objective.losses import weigh
 from hvdtrain.backends.torch.objective.metric_objects import FUNCTIONS
 from hvdtrain.backends.torch.precision import autocast, cast_outputs_to_fp32, float_bits_of
-from hvdtrain.backends.torch.program import CALLS
+from hvdtrain.backends.torch.program import TENSORS
 from hvdtrain.backends.torch.state.model_state import ModelState
 from hvdtrain.backends.torch.state.tensors import as_array
 from hvdtrain.backends.torch.sync_batch_norm import BatchNormSync, find_batch_norms
@@ -168,9 +168,7 @@ class Computation(ComputationBase):
         found: dict[str, list[NDArray[Any]]] = {}
         with torch.no_grad(), autocast(self.precision, self.device), self.gathering.alone():
             for micro_batch in batch.micro_batches:
-                outputs = CALLS.predicted(
-                    self.model, self.objective, micro_batch, self.serve, self.is_one_call
-                )
+                outputs = self.serving.predicted(self.model, micro_batch, TENSORS)
                 for name, tensor in outputs.items():
                     found.setdefault(name, []).append(as_array(tensor))
         return {name: parts[0] if len(parts) == 1 else np.concatenate(parts) for name, parts in found.items()}

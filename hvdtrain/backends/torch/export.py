@@ -9,12 +9,11 @@ from typing import Any
 import torch
 from numpy.typing import NDArray
 
-from hvdtrain.backends.objective.objective import Objective
+from hvdtrain.backends.objective.serving import Serving
 from hvdtrain.backends.portable.files import check_fit, compare
 from hvdtrain.backends.portable.program import export_program
 from hvdtrain.backends.records import Exported
-from hvdtrain.backends.torch.program import CALLS, TENSORS, write_program
-from hvdtrain.backends.torch.task_model import without_loss
+from hvdtrain.backends.torch.program import TENSORS, write_program
 from hvdtrain.data.feed import HostBatch
 from hvdtrain.errors import CheckpointError, TaskError
 from hvdtrain.storage.files import open_regular
@@ -28,11 +27,10 @@ _PREFIXES = ("module.", "_orig_mod.")  # of DataParallel and of torch.compile
 def export_model(  # noqa: PLR0917 - passed on by the backend as they are
     model: torch.nn.Module,
     make_model: Callable[[], torch.nn.Module],
-    objective: Objective,
+    serving: Serving,
     format_name: str,
     path: Path,
     batches: Sequence[HostBatch],
-    serve: Callable[..., Any] | None = None,
 ) -> Exported:
     """Write a model, load it back and compare outputs."""
     plain = plain_model(model, make_model)
@@ -42,13 +40,11 @@ def export_model(  # noqa: PLR0917 - passed on by the backend as they are
         else:
             _write_safetensors(plain, path)
         loaded = _with_weights(make_model, _read_weights(path))
-        return compare(*(_outputs(one, batches[0], objective) for one in (plain, loaded)))
-    write, otherwise = (
-        partial(write_program, plain, format_name, path),
-        "Or export the weights: --to safetensors.",
-    )
+        return compare(*(_outputs(one, batches[0], serving) for one in (plain, loaded)))
+    served = partial(serving.outputs, plain)
     with torch.no_grad():
-        return export_program(CALLS, plain, objective, batches, serve, otherwise, write)
+        write = partial(write_program, plain, format_name, path)
+        return export_program(TENSORS, served, serving.is_model_call, batches, write)
 
 
 def plain_model(model: torch.nn.Module, make_model: Callable[[], torch.nn.Module]) -> torch.nn.Module:
@@ -58,7 +54,7 @@ def plain_model(model: torch.nn.Module, make_model: Callable[[], torch.nn.Module
 
 def _with_weights(make_model: Callable[[], torch.nn.Module], weights: Mapping[str, Any]) -> torch.nn.Module:
     model = make_model().cpu()
-    _load(model, without_loss(model, weights))
+    _load(model, weights)
     return model.eval()  # which may change the weights
 
 
@@ -71,10 +67,10 @@ def _load(model: torch.nn.Module, weights: Mapping[str, Any]) -> None:
     model.load_state_dict(weights)
 
 
-def _outputs(model: torch.nn.Module, batch: HostBatch, objective: Objective) -> list[NDArray[Any]]:
+def _outputs(model: torch.nn.Module, batch: HostBatch, serving: Serving) -> list[NDArray[Any]]:
     torch.manual_seed(0)  # a model that computes with random numbers gets the same ones again
     with torch.no_grad():
-        return CALLS.recorded(model, objective, CALLS.batch_of(batch)).arrays(TENSORS)
+        return serving.arrays(model, batch, TENSORS)
 
 
 def _write_safetensors(model: torch.nn.Module, path: Path) -> None:

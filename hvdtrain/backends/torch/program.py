@@ -1,10 +1,8 @@
-"""Programs of PyTorch models: the call that training makes, recorded, and written with dynamic axes."""
+"""Programs of PyTorch models: the call that a task serves, written with dynamic axes."""
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,63 +11,29 @@ import torch
 from numpy.typing import NDArray
 from torch.utils import _pytree as pytree
 
+from hvdtrain.backends.objective.serving import Tensors
 from hvdtrain.backends.portable.program import BATCH, LENGTH, Program, ProgramInput, Written
-from hvdtrain.backends.portable.recording import Call, ModelCalledError, ModelCalls, Tensors
 from hvdtrain.backends.torch.state.tensors import as_array
 
 _EXTERNAL_BYTES = 1 << 30  # an ONNX file holds 2 GiB; the weights of larger models lie next to it
 
-
-@contextmanager
-def _watched(
-    model: torch.nn.Module, calls: list[Call], elsewhere: list[str], is_one_call: bool
-) -> Iterator[torch.nn.Module]:
-    """Return a context in which calls of the model, and of its parts outside of these, are recorded."""
-    running: list[torch.nn.Module] = []
-    arguments: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
-
-    def enter(name: str, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if not running and module is model:
-            arguments.append((args, kwargs))
-        elif not running and (any(True for _ in module.parameters()) or any(True for _ in module.buffers())):
-            elsewhere.append(name)
-        running.append(module)
-
-    def leave(module: torch.nn.Module, args: Any, kwargs: Any, outputs: Any) -> None:
-        running.pop()
-        if not running and module is model:
-            calls.append(Call(*arguments.pop(), outputs))
-            if is_one_call:
-                raise ModelCalledError
-
-    with ExitStack() as handles:
-        for name, module in model.named_modules():
-            before = partial(enter, name)
-            handles.enter_context(module.register_forward_pre_hook(before, with_kwargs=True, prepend=True))
-            handles.enter_context(module.register_forward_hook(leave, with_kwargs=True))
-        yield model
-
-
-TENSORS = Tensors(lambda value: isinstance(value, torch.Tensor), as_array)
-CALLS = ModelCalls(
-    TENSORS,
-    "forward",
-    in_evaluation=lambda model: model,
-    watched=_watched,
+TENSORS = Tensors(
+    lambda value: isinstance(value, torch.Tensor),
+    as_array,
     batch_of=lambda batch: {name: torch.from_numpy(np.array(a[0])) for name, a in batch.arrays.items()},
-    remedy="Give the task torch_serve(model, batch), which returns the outputs to serve.",
+    serve="torch_serve",
 )
 
 
 class _Program(torch.nn.Module):
     """A model that takes the inputs of a program by name and returns its outputs by name."""
 
-    def __init__(self, model: torch.nn.Module, served: Callable[..., Any], program: Program) -> None:
+    def __init__(self, model: torch.nn.Module, program: Program) -> None:
         super().__init__()
         self.model = model
 
         def forward(**tensors: torch.Tensor) -> Any:
-            named = program.named(program(served, tensors), TENSORS)
+            named = program.named(program(tensors), TENSORS)
             return named["outputs"] if list(named) == ["outputs"] else named
 
         # torch.export reads the names of the inputs from the signature
@@ -79,12 +43,11 @@ class _Program(torch.nn.Module):
         self.forward = forward
 
 
-def write_program(  # noqa: PLR0917 - the first of them are bound
+def write_program(
     model: torch.nn.Module,
     format_name: str,
     path: Path,
     program: Program,
-    served: Callable[..., Any],
     inputs: tuple[ProgramInput, ...],
 ) -> Written:
     """Write the program with dynamic axes if the model allows them, and load it back."""
@@ -92,10 +55,10 @@ def write_program(  # noqa: PLR0917 - the first of them are bound
     # of copies: they stay marked as dynamic
     examples = {one.name: case.tensors[one.name].clone() for one in inputs}
     axes = {one.name: _dynamic(one) for one in inputs}
-    if program.is_plain and _is_flat(served(*examples.values()), program):
+    if program.is_plain and _is_flat(model(*examples.values()), program):
         exported = torch.export.export(model, tuple(examples.values()), dynamic_shapes=tuple(axes.values()))
     else:
-        module = _Program(model, served, program).eval()
+        module = _Program(model, program).eval()
         exported = torch.export.export(module, (), examples, dynamic_shapes=axes)
     write = _write_onnx if format_name == "onnx" else _write_exported
     found, names = _dynamic_in(exported, inputs)

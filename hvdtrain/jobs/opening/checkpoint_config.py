@@ -8,7 +8,7 @@ from pathlib import Path
 from hvdtrain.backends.base import Backend
 from hvdtrain.backends.portable.initial_values import ema_as_weights, has_ema, without_ema
 from hvdtrain.backends.portable.names import OF_LAYERS, is_private
-from hvdtrain.backends.portable.partial import Choice, Selection, remedy_for_misfits, select
+from hvdtrain.backends.portable.partial import REMEDY, Choice, Selection, select
 from hvdtrain.backends.records import PortableState, Shapes, StatePart
 from hvdtrain.checkpoints import storage, verification
 from hvdtrain.checkpoints.manifest import CorruptCheckpoint, Manifest
@@ -136,10 +136,8 @@ def load_initial_weights(
     """Collective. Load weights, or a part of them, into every worker; the rest keeps its initial values."""
     # Return a table of what was taken and what was not; empty if all was.
     expected, shapes = backend.weight_shapes, _shapes(weights or {})
-    text = remedy = ""
-    if choice.is_all:
-        remedy = run_on_rank_zero(backend.workers, lambda: remedy_for_misfits(expected, shapes))
-    else:
+    text = ""
+    if not choice.is_all:
         selection: Selection = run_on_rank_zero(
             backend.workers, lambda: select(f"checkpoint {found.path}", expected, shapes, choice)
         )
@@ -155,7 +153,7 @@ def load_initial_weights(
     except TaskError as error:
         raise CheckpointError(
             f"checkpoint {found.path}: {error.problem}",
-            "\n".join(filter(None, [error.remedy, remedy])),
+            f"{error.remedy}\n{REMEDY}" if choice.is_all else error.remedy,
             everywhere=True,
         ) from None
     return text

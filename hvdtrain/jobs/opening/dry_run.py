@@ -12,7 +12,6 @@ from hvdtrain.backends.base import Backend
 from hvdtrain.backends.memory import MemoryPlan, mebibytes, memory_plan
 from hvdtrain.backends.objective.counting import IGNORE_INDEX
 from hvdtrain.backends.objective.gathering import comparing_error
-from hvdtrain.backends.objective.logits import named_loss
 from hvdtrain.backends.objective.objective import has_own_values
 from hvdtrain.backends.records import ModelInfo
 from hvdtrain.data.eval_sets import TRAINING_DATA, set_words, sets_of
@@ -180,8 +179,6 @@ def _named_loss_and_metrics(task: Any, framework: str) -> tuple[str, dict[str, s
     if hasattr(task, FRAMEWORKS[framework].loss_method):
         return "", {}
     loss, metrics = getattr(task, "loss", None), getattr(task, "metrics", {})
-    if loss is not None:  # a loss object may be that of a name
-        loss, _ = named_loss(loss, framework)
     names = {key: kind for key, kind in metrics.items() if isinstance(kind, str)}
     return (loss if isinstance(loss, str) else ""), names
 

@@ -11,8 +11,6 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from hvdtrain.backends.objective import metric_objects as shared
-from hvdtrain.backends.objective.logits import class_axis_of
-from hvdtrain.backends.objective.metric_objects import in_call_order, is_same_but_units
 from hvdtrain.backends.objective.named_metrics import MetricFunctions
 from hvdtrain.backends.objective.stateful_metrics import Collectives
 from hvdtrain.backends.tensorflow.objective.losses import LOSSES, mask_of, with_mask
@@ -47,75 +45,47 @@ def as_array(value: Any) -> NDArray[Any]:
 class FedObject(shared.FedObject):
     """An object of Keras, which is used itself."""
 
-    framework = "tf"
+    framework, class_place, targets_first = "tf", -1, True
 
     def __init__(self, name: str, value: Any, task: Any) -> None:
         super().__init__(name, value, task)
         metric = self.metric
-        self.reset, self.result = metric.reset_state, metric.result
+        self.reset, self.update, self.result = metric.reset_state, metric.update_state, metric.result
         names = [name for module in _metrics_within(metric) for name in _library_names(module)]
         settings = getattr(metric, "_fn_kwargs", {})
-        self._takes_classes = bool(names)
-        self._has_other_shapes = not names or any(name.startswith(_OF_OTHER_SHAPES) for name in names)
-        is_iou = "IoU" in names and "BinaryIoU" not in names
-        self._takes_numbers = (is_iou and metric.sparse_y_pred) or names[:1] == ["Accuracy"]
-        has_threshold = "FBetaScore" in names and metric.threshold is not None
         thresholds = getattr(metric, "thresholds", None)
         takes_logits = getattr(metric, "_from_logits", False) or settings.get("from_logits", False)
         takes_logits = takes_logits or (thresholds is not None and list(np.atleast_1d(thresholds)) == [0.0])
-        self._activation = "" if not names or takes_logits else self.activation
-        self._needs_probabilities = not takes_logits and (
+        has_threshold = "FBetaScore" in names and metric.threshold is not None
+        self.activation = self.of_logits if names and not takes_logits else ""
+        self.needs_probabilities = not takes_logits and (
             has_threshold or not _OF_PROBABILITIES.isdisjoint(names)
         )
+        self.moves_classes = bool(names) and self.of_logits == "softmax"
+        self._has_other_shapes = not names or any(name.startswith(_OF_OTHER_SHAPES) for name in names)
+        is_iou = "IoU" in names and "BinaryIoU" not in names
+        self._takes_numbers = (is_iou and metric.sparse_y_pred) or names[:1] == ["Accuracy"]
         self.ignored = [getattr(metric, "ignore_class", settings.get("ignore_class"))]
 
-    def _mask_of(self, outputs: Any, preds: Any) -> Any:
+    def mask_of(self, outputs: Any, preds: Any) -> Any:
+        """Return the mask of what the object compares, if it heeds one."""
         mask = mask_of(outputs)
         return None if mask is None or preds.shape[:2] != outputs.shape[:2] else mask
 
-    def _update(self, preds: NDArray[Any], targets: NDArray[Any], mask: NDArray[Any] | None) -> None:
-        given, wanted = tf.constant(preds), tf.constant(targets)
-        if self._takes_classes and self.given.preds is None and given.dtype.is_floating:
-            given = self._of_classes(given, wanted)
-        if is_same_but_units(given, wanted):
-            given = tf.reshape(given, wanted.shape)
-        if given.shape.rank == 1 and wanted.shape.rank == 1:
+    def probabilities(self, logits: NDArray[Any]) -> NDArray[Any]:
+        """Return the activation of logits."""
+        found = tf.sigmoid(logits) if self.activation == "sigmoid" else tf.nn.softmax(logits, -1)
+        return to_numpy(found)
+
+    def as_arguments(
+        self, preds: NDArray[Any], targets: NDArray[Any], mask: NDArray[Any] | None
+    ) -> tuple[Tensor, Tensor]:
+        """Return predictions and targets as tensors that Keras does not broadcast, and their mask, if any."""
+        if preds.ndim == 1 and targets.ndim == 1:
             # as in fit(): Keras's functions take the mean over the last axis
-            given, wanted = given[:, None], wanted[:, None]
-        self._check_comparable(given, wanted)
-        if mask is not None:
-            given = with_mask(tf.identity(given), tf.constant(mask))  # which Keras's means leave out
-        in_call_order(self.metric.update_state, given, wanted, targets_first=True)
-
-    def _computed(self, rows: dict[str, NDArray[Any]]) -> Any:
-        value = super()._computed(rows)
-        if rows["targets"].size > _MOST_COUNTED and any(v.dtype == "float32" for v in self.metric.variables):
-            raise self.error(
-                f"is given more than {_MOST_COUNTED:,} targets, which Keras cannot count in float32",
-                "Construct it with dtype='float64', or write hvdtrain.SumMetric.",
-            )
-        return value
-
-    def _of_classes(self, preds: Tensor, targets: Tensor) -> Tensor:
-        """Return what Keras's own metrics take: classes on the last axis, and probabilities."""
-        if self.activation == "softmax" and preds.shape.rank == targets.shape.rank + 1:
-            shapes = tuple(preds.shape), tuple(targets.shape)
-            axis = class_axis_of(f"metrics[{self.name!r}]", *shapes, self.class_axis)
-            preds = tf.experimental.numpy.moveaxis(preds, axis, -1)
-        if self._activation:
-            preds = tf.sigmoid(preds) if self._activation == "sigmoid" else tf.nn.softmax(preds, -1)
-        return preds
-
-    def _check_comparable(self, preds: Tensor, targets: Tensor) -> None:
-        """Check that Keras would not compare, or broadcast, what does not belong together."""
-        shapes = f"predictions {tuple(preds.shape)} and targets {tuple(targets.shape)}"
-        if self._needs_probabilities and not bool(tf.reduce_all((preds >= 0) & (preds <= 1))):
-            raise self.error(
-                "takes probabilities, and is given numbers outside of [0, 1]",
-                "Construct it with from_logits=True, if it has that, or give hvdtrain.MetricObject(tf=..., "
-                "preds=lambda outputs, batch: tf.sigmoid(outputs)).",
-            )
-        if self._takes_numbers and preds.dtype.is_floating and bool(tf.reduce_any(preds != tf.round(preds))):
+            preds, targets = preds[:, None], targets[:, None]
+        shapes = f"predictions {preds.shape} and targets {targets.shape}"
+        if self._takes_numbers and preds.dtype.kind == "f" and (preds != preds.round()).any():
             raise self.error(
                 f"takes class numbers as predictions; found {shapes} with others",
                 "Construct it with sparse_y_pred=False if it has that, give SparseCategoricalAccuracy or "
@@ -128,6 +98,20 @@ class FedObject(shared.FedObject):
                 "For class numbers as targets give the Sparse... metric, or one-hot targets: "
                 "hvdtrain.MetricObject(tf=..., targets=...).",
             )
+        given = tf.constant(preds)
+        if mask is not None:
+            given = with_mask(tf.identity(given), tf.constant(mask))  # which Keras's means leave out
+        return given, tf.constant(targets)
+
+    def computed(self, rows: dict[str, NDArray[Any]]) -> Any:
+        """Return the object's value of all rows."""
+        value = super().computed(rows)
+        if rows["targets"].size > _MOST_COUNTED and any(v.dtype == "float32" for v in self.metric.variables):
+            raise self.error(
+                f"is given more than {_MOST_COUNTED:,} targets, which Keras cannot count in float32",
+                "Construct it with dtype='float64', or write hvdtrain.SumMetric.",
+            )
+        return value
 
 
 def _metrics_within(metric: Any) -> Iterator[Any]:

@@ -10,8 +10,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hvdtrain.backends.objective import metric_objects as shared
-from hvdtrain.backends.objective.logits import class_axis_of
-from hvdtrain.backends.objective.metric_objects import in_call_order, is_same_but_units
 from hvdtrain.backends.objective.named_metrics import MetricFunctions
 from hvdtrain.backends.objective.stateful_metrics import Collectives
 from hvdtrain.backends.torch.objective.losses import LOSSES
@@ -32,13 +30,14 @@ def as_array(value: Any) -> NDArray[Any]:
 class FedObject(shared.FedObject):
     """An object of torchmetrics, on the host."""
 
-    framework = "torch"
+    framework, class_place, targets_first = "torch", 1, False
 
     def __init__(self, name: str, value: Any, task: Any) -> None:
         super().__init__(name, value, task)
-        self.metric = self.metric.clone().cpu()
-        self.reset, self.result = self.metric.reset, torch.no_grad()(self.metric.compute)
-        within = [one for one in self.metric.modules() if has_class(one, "torchmetrics.Metric")]
+        self.metric = metric = self.metric.clone().cpu()
+        self.reset = metric.reset
+        self.update, self.result = torch.no_grad()(metric.update), torch.no_grad()(metric.compute)
+        within = [one for one in metric.modules() if has_class(one, "torchmetrics.Metric")]
         for module in within:  # which is on rank 0 alone
             module._to_sync = module.sync_on_compute = module.dist_sync_on_step = False
         names = [
@@ -48,42 +47,28 @@ class FedObject(shared.FedObject):
             if kind.__module__.startswith("torchmetrics.classification")
         ]
         self._takes_classes = bool(names)
-        self._has_class_axis = any(name.startswith("Multiclass") for name in names)
+        self.moves_classes = any(name.startswith("Multiclass") for name in names)
         # what torchmetrics applies to the batches that it takes for logits
         self._guessed = "" if set(_OF_PROBABILITIES).isdisjoint(names) else "softmax"
         if any(name.startswith(_OF_NUMBERS) for name in names):
             self._guessed = "sigmoid"
+        self.needs_probabilities = bool(self._guessed)
+        self.activation = self._guessed if self.of_logits else ""
         self.ignored = [getattr(module, "ignore_index", None) for module in within]
 
-    @torch.no_grad()
-    def _update(self, preds: NDArray[Any], targets: NDArray[Any], mask: NDArray[Any] | None) -> None:
-        given, wanted = torch.from_numpy(preds), torch.from_numpy(targets)
-        if self._takes_classes:
-            given, wanted = self._of_classes(given, wanted)
-        if is_same_but_units(given, wanted):
-            given = given.reshape(wanted.shape)
-        in_call_order(self.metric.update, given, wanted, targets_first=False)
+    def probabilities(self, logits: NDArray[Any]) -> NDArray[Any]:
+        """Return the activation of logits."""
+        given = torch.from_numpy(logits)
+        return (given.sigmoid() if self.activation == "sigmoid" else given.softmax(1)).numpy()
 
-    def _of_classes(self, preds: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Return what metrics of classes take: classes on axis 1, probabilities, and integers as targets."""
-        if targets.is_floating_point() and bool((targets == targets.round()).all()):
-            targets = targets.long()
-        if not preds.is_floating_point():
-            return preds, targets
-        is_output = self.given.preds is None
-        if self._has_class_axis and is_output and preds.dim() == targets.dim() + 1:
-            shapes = tuple(preds.shape), tuple(targets.shape)
-            preds = preds.movedim(class_axis_of(f"metrics[{self.name!r}]", *shapes, self.class_axis), 1)
-        if self._guessed and is_output and self.activation:
-            preds = preds.sigmoid() if self._guessed == "sigmoid" else preds.softmax(1)
-        elif self._guessed and not bool(((preds >= 0) & (preds <= 1)).all()):
-            raise self.error(
-                "is given numbers outside of [0, 1]. torchmetrics takes a batch for logits if it has such "
-                "numbers and for probabilities if not, so the value would depend on the batches",
-                f"Give probabilities: hvdtrain.MetricObject(torch=..., preds=lambda outputs, batch: "
-                f"outputs.{'sigmoid()' if self._guessed == 'sigmoid' else 'softmax(1)'}).",
-            )
-        return preds, targets
+    @torch.no_grad()
+    def as_arguments(
+        self, preds: NDArray[Any], targets: NDArray[Any], mask: NDArray[Any] | None
+    ) -> tuple[Tensor, Tensor]:
+        """Return predictions and targets as tensors; whole numbers as integers, for metrics of classes."""
+        if self._takes_classes and targets.dtype.kind == "f" and (targets == targets.round()).all():
+            targets = targets.astype(np.int64)
+        return torch.from_numpy(preds), torch.from_numpy(targets)
 
 
 class HorovodCollectives(Collectives):
