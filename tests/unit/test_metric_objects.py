@@ -76,13 +76,12 @@ def by_torchmetrics(metric, preds, targets):
     return float(metric.compute())
 
 
+BCE, CE = "binary_cross_entropy", "cross_entropy"
 TORCH = {
-    "f1 of logits": (classification.BinaryF1Score(), "binary_cross_entropy", SCORES, YES),
-    "auroc of all samples": (classification.BinaryAUROC(), "binary_cross_entropy", SCORES, YES),
-    "labels": (classification.MultilabelAUROC(CLASSES), "binary_cross_entropy", LOGITS, MANY),
-    "classes": (classification.MulticlassF1Score(CLASSES), "cross_entropy", LOGITS, LABELS),
-    "auroc of classes": (classification.MulticlassAUROC(CLASSES), "cross_entropy", LOGITS, LABELS),
-    "calibration": (classification.MulticlassCalibrationError(CLASSES), "cross_entropy", LOGITS, LABELS),
+    "auroc of logits": (classification.BinaryAUROC(), BCE, SCORES, YES),
+    "labels": (classification.MultilabelAUROC(CLASSES), BCE, LOGITS, MANY),
+    "classes": (classification.MulticlassF1Score(CLASSES), CE, LOGITS, LABELS),
+    "calibration": (classification.MulticlassCalibrationError(CLASSES), CE, LOGITS, LABELS),
     "composed": (regression.MeanSquaredError() + regression.MeanAbsoluteError(), "mse", SCORES, YES),
     "axis of length 1": (regression.MeanAbsoluteError(), "mse", SCORES[:, None], YES),
 }
@@ -113,20 +112,12 @@ def test_a_worker_without_samples_does_not_matter(framework):
 
 
 KERAS = {
-    "auc of logits": (keras.metrics.AUC(), "binary_cross_entropy", SCORES, YES, sigmoid),
-    "auc that takes logits": (keras.metrics.AUC(from_logits=True), "binary_cross_entropy", SCORES, YES, None),
-    "threshold of logits": (
-        keras.metrics.Precision(thresholds=0.0),
-        "binary_cross_entropy",
-        SCORES,
-        YES,
-        None,
-    ),
-    "accuracy of logits": (keras.metrics.BinaryAccuracy(), "binary_cross_entropy", SCORES, YES, sigmoid),
-    "classes": (keras.metrics.SparseCategoricalAccuracy(), "cross_entropy", LOGITS, LABELS, softmax),
-    "one-hot": (keras.metrics.F1Score(average="macro"), "cross_entropy", LOGITS, ONE_HOT, softmax),
-    "entropy": (keras.metrics.CategoricalCrossentropy(), "cross_entropy", LOGITS, ONE_HOT, softmax),
-    "iou": (keras.metrics.MeanIoU(CLASSES, sparse_y_pred=False), "cross_entropy", LOGITS, LABELS, softmax),
+    "auc of logits": (keras.metrics.AUC(), BCE, SCORES, YES, sigmoid),
+    "auc that takes logits": (keras.metrics.AUC(from_logits=True), BCE, SCORES, YES, None),
+    "threshold of logits": (keras.metrics.Precision(thresholds=0.0), BCE, SCORES, YES, None),
+    "classes": (keras.metrics.SparseCategoricalAccuracy(), CE, LOGITS, LABELS, softmax),
+    "one-hot": (keras.metrics.F1Score(average="macro"), CE, LOGITS, ONE_HOT, softmax),
+    "iou": (keras.metrics.MeanIoU(CLASSES, sparse_y_pred=False), CE, LOGITS, LABELS, softmax),
 }
 
 
@@ -158,85 +149,47 @@ def test_classes_on_axis_1_are_moved_for_keras():
     assert evaluated("tf", metric, (outputs, targets), "cross_entropy") == pytest.approx(expected)
 
 
+def made_wrong():
+    raise KeyError("threshold")
+
+
+COLLECTION = torchmetrics.MetricCollection([regression.MeanSquaredError()])
 REFUSED = {
-    "collection": (
-        "torch",
-        torchmetrics.MetricCollection([regression.MeanSquaredError()]),
-        "is no single number",
-    ),
+    "collection": ("torch", COLLECTION, "mse", SCORES, YES, "is no single number"),
+    "aggregator": ("tf", keras.metrics.Mean(), "mse", SCORES, YES, "is no single number"),
     "function": (
-        "torch",
-        hvdtrain.MetricObject(torch=lambda: {}["threshold"]),
+        *("torch", hvdtrain.MetricObject(torch=made_wrong), "mse", SCORES, YES),
         r"cannot be constructed: (.|\n)*KeyError",
     ),
     "other framework": (
         "tf",
         regression.MeanSquaredError(),
-        "must be an object of Keras, as this job runs .*tf",
+        "mse",
+        SCORES,
+        YES,
+        "an object of Keras, as this",
     ),
-    "keras aggregator": ("tf", keras.metrics.Mean(), "is no single number"),
+    "logits or not": ("torch", classification.BinaryAUROC(), "mse", SCORES, YES, r"outside of \[0, 1\]"),
+    "keras: logits": ("tf", keras.metrics.BinaryAccuracy(), "mse", SCORES, YES, r"outside of \[0, 1\]"),
+    "class numbers and one-hot": (
+        *("tf", keras.metrics.CategoricalAccuracy(), CE, LOGITS, LABELS),
+        r"compares arrays of one shape.*\n.*Sparse",
+    ),
+    "probabilities as classes": ("tf", keras.metrics.Accuracy(), BCE, SCORES, YES, "takes class numbers"),
 }
 
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_would_be_wrong_is_refused(name):
-    framework, metric, said = REFUSED[name]
+    framework, metric, loss, outputs, targets, said = REFUSED[name]
     with pytest.raises(TaskError, match=said):
-        evaluated(framework, metric, (SCORES, YES))
+        evaluated(framework, metric, (outputs, targets), loss)
 
 
-IGNORES = {"ignore_index": -1}
-GIVEN = {
-    "logits or not": (
-        ("torch", classification.BinaryAUROC(), "mse", SCORES, YES),
-        r"outside of \[0, 1\]",
-    ),
-    "keras: logits": (
-        ("tf", keras.metrics.BinaryAccuracy(), "mse", SCORES, YES),
-        r"takes probabilities, and is given numbers outside of \[0, 1\]",
-    ),
-    "keras: logits of a threshold": (
-        ("tf", keras.metrics.F1Score(average="micro", threshold=0.5), "mse", LOGITS, ONE_HOT),
-        r"takes probabilities, and is given numbers outside of \[0, 1\]",
-    ),
-    "several numbers": (
-        ("torch", classification.MulticlassF1Score(CLASSES, average=None), "cross_entropy", LOGITS, LABELS),
-        r"must return one number; found float32 \(3,\)",
-    ),
-    "class numbers and one-hot": (
-        ("tf", keras.metrics.CategoricalAccuracy(), "cross_entropy", LOGITS, LABELS),
-        r"compares arrays of one shape.*\n.*Sparse",
-    ),
-    "probabilities as classes": (
-        ("tf", keras.metrics.MeanIoU(2), "binary_cross_entropy", SCORES, YES),
-        "takes class numbers as predictions",
-    ),
-    "equality": (
-        ("tf", keras.metrics.Accuracy(), "binary_cross_entropy", SCORES, YES),
-        "takes class numbers as predictions",
-    ),
-    "ignored": (
-        ("tf", keras.metrics.SparseCategoricalAccuracy(), "cross_entropy", LOGITS, LABELS - 1, IGNORES),
-        "is given targets of -1, which the loss leaves out",
-    ),
-    "memory": (
-        (
-            "torch",
-            hvdtrain.MetricObject(torch=classification.BinaryAUROC(), max_bytes=100),
-            "binary_cross_entropy",
-            SCORES,
-            YES,
-        ),
-        "would gather .* for each of 53 samples; it may take .*\n.*max_bytes",
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", GIVEN)
-def test_data_that_would_be_taken_for_something_else_are_refused(name):
-    (framework, metric, loss, outputs, targets, *task), said = GIVEN[name]
-    with pytest.raises(TaskError, match=said):
-        evaluated(framework, metric, (outputs, targets), loss, **(task[0] if task else {}))
+def test_targets_that_the_loss_ignores_and_the_object_does_not_are_refused():
+    metric = keras.metrics.SparseCategoricalAccuracy()
+    with pytest.raises(TaskError, match="is given targets of -1, which the loss leaves out"):
+        evaluated("tf", metric, (LOGITS, LABELS - 1), CE, ignore_index=-1)
 
 
 def test_ignored_targets_are_left_to_an_object_that_knows_them():
