@@ -139,28 +139,38 @@ def _call(framework: str, model: Any, batch: Batch) -> Call:
     accepted = _Accepted.of(framework, model)
     if "inputs" not in batch:
         return _call_by_columns(framework, accepted, batch)
-    _check_nothing_is_dropped(framework, accepted, batch)
-    inputs = batch["inputs"]
-    if isinstance(inputs, Mapping):
-        return _call_with_mapping(framework, accepted, list(inputs))
-    if isinstance(inputs, tuple):
-        return _call_with_tuple(framework, accepted, model, len(inputs))
-    return _call_with_inputs
-
-
-def _check_targets(name: str, batch: Batch) -> None:
-    """Check that a batch has targets that a named loss or metric can compare with."""
-    if "targets" not in batch or isinstance(batch["targets"], (Mapping, tuple)):
-        found = "several of them" if "targets" in batch else sorted(batch)
+    dropped = [name for name in batch if name in accepted.names and name != "inputs" and name not in OF_LOSS]
+    if dropped:  # such as a mask
         raise TaskError(
-            f"{name} compares the model's outputs with one array, batch['targets']; the batch has {found}",
-            "Name the key, hvdtrain.as_dataset(data, targets=...), or write a function (outputs, batch).",
+            f"the model takes {dropped} by name and the batch has them; it is given batch['inputs'] alone",
+            f"Put all of them into inputs, such as hvdtrain.as_dataset(data, inputs=[{dropped[0]!r}, ...]); "
+            "name all columns as the model does, without 'inputs'; rename them; or write "
+            f"{framework}_loss(model, batch).",
             everywhere=True,
         )
-
-
-def _call_with_inputs(model: Any, batch: Batch) -> Any:
-    return model(batch["inputs"])
+    inputs = batch["inputs"]
+    if isinstance(inputs, Mapping):
+        names, found = set(inputs), f"has {list(inputs)}"
+        if not accepted.symbolic and accepted.takes(names):
+            return lambda model, batch: model(**batch["inputs"])
+        takes_one = accepted.positional == 1 and len(accepted.required) == 1
+        if names == set(accepted.names) if accepted.symbolic else takes_one and not names & {*accepted.names}:
+            return lambda model, batch: model(batch["inputs"])
+    elif isinstance(inputs, tuple):
+        found = f"is a tuple of {len(inputs)}"
+        takes_mapping = isinstance(getattr(model, "input", None), Mapping)
+        if not accepted.symbolic and not (framework == "tf" and accepted.positional <= 1):
+            return lambda model, batch: model(*batch["inputs"])
+        if not accepted.symbolic or (len(accepted.names) == len(inputs) and not takes_mapping):
+            return lambda model, batch: model(list(batch["inputs"]))
+    else:
+        return lambda model, batch: model(batch["inputs"])
+    raise TaskError(
+        f"the model takes {list(accepted.names)}, of which {list(accepted.required)} must be given; "
+        f"batch['inputs'] {found}",
+        "Give inputs the model's names: the arguments of forward() or call(), or the names of keras.Input().",
+        everywhere=True,
+    )
 
 
 def _call_by_columns(framework: str, accepted: _Accepted, batch: Batch) -> Call:
@@ -178,44 +188,12 @@ def _call_by_columns(framework: str, accepted: _Accepted, batch: Batch) -> Call:
     return lambda model, batch: model(**{name: batch[name] for name in names})
 
 
-def _call_with_mapping(framework: str, accepted: _Accepted, names: list[str]) -> Call:
-    if accepted.symbolic:
-        if set(names) == set(accepted.names):
-            return _call_with_inputs
-    elif accepted.takes(names):
-        return lambda model, batch: model(**batch["inputs"])
-    elif accepted.positional == 1 and len(accepted.required) == 1 and not set(names) & set(accepted.names):
-        return _call_with_inputs
-    raise TaskError(
-        f"the model takes {list(accepted.names)}, of which {list(accepted.required)} must be given; "
-        f"batch['inputs'] has {names}",
-        "Give inputs the model's names: the arguments of forward() or call(), or the names of keras.Input().",
-        everywhere=True,
-    )
-
-
-def _call_with_tuple(framework: str, accepted: _Accepted, model: Any, count: int) -> Call:
-    if accepted.symbolic:
-        if isinstance(getattr(model, "input", None), Mapping) or len(accepted.names) != count:
-            raise TaskError(
-                f"the model takes the inputs {list(accepted.names)}; batch['inputs'] is a tuple of {count}",
-                "Give a mapping with these names.",
-                everywhere=True,
-            )
-        return lambda model, batch: model(list(batch["inputs"]))
-    if framework == "tf" and accepted.positional <= 1:
-        return lambda model, batch: model(list(batch["inputs"]))
-    return lambda model, batch: model(*batch["inputs"])
-
-
-def _check_nothing_is_dropped(framework: str, accepted: _Accepted, batch: Batch) -> None:
-    """Check that the model is not called without a column that it would take, such as a mask."""
-    dropped = [name for name in batch if name in accepted.names and name != "inputs" and name not in OF_LOSS]
-    if dropped:
+def _check_targets(name: str, batch: Batch) -> None:
+    """Check that a batch has targets that a named loss or metric can compare with."""
+    if "targets" not in batch or isinstance(batch["targets"], (Mapping, tuple)):
+        found = "several of them" if "targets" in batch else sorted(batch)
         raise TaskError(
-            f"the model takes {dropped} by name and the batch has them; it is given batch['inputs'] alone",
-            f"Put all of them into inputs, such as hvdtrain.as_dataset(data, inputs=[{dropped[0]!r}, ...]); "
-            "name all columns as the model does, without 'inputs'; rename them; or write "
-            f"{framework}_loss(model, batch).",
+            f"{name} compares the model's outputs with one array, batch['targets']; the batch has {found}",
+            "Name the key, hvdtrain.as_dataset(data, targets=...), or write a function (outputs, batch).",
             everywhere=True,
         )
