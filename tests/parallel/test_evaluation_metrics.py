@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import sklearn.metrics as reference
 from metric_tasks import INPUTS, SAMPLES, Numbers, Tokens
-from support.jobs import temporary_folder
+from support.documents import ROOT, named_files
+from support.jobs import FRAMEWORKS, temporary_folder
 from support.pool import Key, call, command, controller_of, train
 
 CASES = Path(__file__).with_name("metric_cases.py")
@@ -102,3 +103,34 @@ def test_rows_that_take_too_much_memory_are_refused_before_the_first_step(framew
     assert "metrics['rows'] would gather" in result.stderr
     assert f"MiB on rank 0: {size} bytes for each of 53" in result.stderr
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_the_task_of_the_documents_has_objects_of_the_libraries(framework, tmp_path):
+    (tmp_path / "answers.py").write_text(named_files(ROOT / "docs" / "metrics.md")["answers.py"])
+    words = ["--framework", framework, "--task", f"{tmp_path}/answers.py:Answers", "--device", "cpu"]
+    run = train(2, controller_of(framework, 2), *words, cwd=tmp_path)
+    assert 0.65 < run.summary["final"]["auc"] < 1
+    lines = {line["step"]: line for line in run.metrics if line["phase"] == "eval"}
+    best = max(lines, key=lambda step: (lines[step]["auc"], -step))
+    assert (run.folder / "checkpoints" / f"step-{best:08d}").exists()
+
+
+# task: its options, and what the metrics must reach
+EXAMPLES = {
+    "diabetes.py:Diabetes": ((), {"r2": 0.28}),
+    "multi_label.py:Topics": (("--epochs", "4"), {"f1": 0.5, "recall": 0.4, "auc": 0.7, "accuracy": 0.65}),
+    "segmentation.py:Shapes": (
+        ("--epochs", "3", "--set", "task_options.samples=160", "--set", "task_options.channels=4"),
+        {"mean_iou": 0.3, "accuracy": 0.8},
+    ),
+}
+
+
+@pytest.mark.parametrize("task", EXAMPLES)
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_an_example_learns(framework, task, tmp_path):
+    options, least = EXAMPLES[task]
+    words = ("--framework", framework, "--task", f"{ROOT}/examples/{task}", "--device", "cpu", *options)
+    final = train(2, controller_of(framework, 2), *words, cwd=tmp_path).summary["final"]
+    assert {name: final[name] >= value for name, value in least.items()} == dict.fromkeys(least, True), final

@@ -20,6 +20,7 @@ ONE = np.array([[1.0, -4.0], [0.0, 2.0]])
         ([ONE], 0.0),
         ([ONE + 0.5], 0.5),
         ([ONE[:1]], np.inf),
+        ([ONE, ONE], np.inf),
         ([np.where(ONE == 2, np.nan, ONE)], np.inf),
     ],
 )
@@ -34,9 +35,13 @@ def test_each_output_is_compared_relative_to_its_own_numbers():
     assert compare([1e6 * ONE, small], [1e6 * ONE, small + 0.01]).relative == pytest.approx(0.01 / 4e3)
 
 
-@pytest.mark.parametrize(
-    ("difference", "good"), [(0, True), (4e-4, True), (4.1e-4, False), (np.inf, False), (np.nan, False)]
-)
+def test_numbers_that_are_not_finite_equal_themselves_and_zeros_are_compared_absolutely():
+    array = np.array([np.nan, np.inf, -np.inf, 2.0])
+    assert compare([array], [array.copy()]).difference == 0.0
+    assert compare([np.zeros(2)], [np.full(2, 1e-3)]).relative == pytest.approx(1e-3)
+
+
+@pytest.mark.parametrize(("difference", "good"), [(4e-4, True), (4.1e-4, False), (np.nan, False)])
 def test_more_than_rounding_is_a_failure(difference, good):
     with nullcontext() if good else pytest.raises(EnvironmentFault, match="Nothing was written"):
         export._check_difference(Exported(difference, 4.0), "onnx")

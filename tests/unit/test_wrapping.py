@@ -117,12 +117,9 @@ def test_columns_of_a_hugging_face_data_set_stay_and_text_is_left_out():
             class_of("torch", "DataLoader"),
             r"found torch.inside.DataLoader\nGive its data set \(loader.dataset\)",
         ),
-        (class_of("torch", "IterableDataset", __len__=len), "It is a stream: wrap it"),
         (class_of("datasets", "IterableDataset"), "without streaming=True"),
         (class_of("tensorflow", "DatasetV2"), r"It is a stream: wrap it.*\n?.*as_numpy_iterator\(\)"),
         (class_of("keras", "PyDataset"), "Its items are batches"),
-        (class_of("polars", "LazyFrame"), r"\.collect\(\)"),
-        (iter([1, 2]), r"found list_iterator\nIt can be passed over only once"),
         ((x for x in []), r"found generator\nIt can be passed over only once"),
     ],
     ids=lambda value: type(value).__name__,
@@ -179,11 +176,8 @@ def test_what_cannot_be_padded_is_named(columns, samples, said):
 def test_pad_refuses_what_is_longer_than_the_longest():
     with pytest.raises(DataError, match=r"a sample has length 3, and longest is 2\nTruncate"):
         hvdtrain.pad({"ids": 0}, longest=2)([{"ids": [1, 2, 3]}])
-    for options in ({"multiple": 0}, {"longest": 0}):
-        with pytest.raises(DataError, match="must be 1 or more, found 0"):
-            hvdtrain.pad({"ids": 0}, **options)
-    with pytest.raises(DataError, match="pad needs the columns"):
-        hvdtrain.pad({})
+    with pytest.raises(DataError, match="must be 1 or more, found 0"):
+        hvdtrain.pad({"ids": 0}, multiple=0)
 
 
 @pytest.mark.parametrize(
@@ -260,11 +254,7 @@ def test_columns_of_tables_are_put_in_the_order_of_the_model_or_refused(table):
 
 @pytest.mark.parametrize(
     "source",
-    [
-        (np.ma.masked_array(A, A > 1), Y),
-        Samples(lambda i: (np.ma.masked_array(A[i], [True, False]), Y[i])),
-        Samples(lambda i: {"inputs": A[i], "targets": np.ma.masked}),
-    ],
+    [(np.ma.masked_array(A, A > 1), Y), Samples(lambda i: {"inputs": A[i], "targets": np.ma.masked})],
 )
 def test_masked_values_are_refused(source):
     with pytest.raises(DataError, match=r"is a masked array in which \d values? (is|are) masked"):
