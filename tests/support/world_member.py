@@ -53,7 +53,7 @@ class Member:
             os.environ.update(world.environment(KEY))
 
         membership = SimpleNamespace(least=1, most=8, enter=enter)
-        self._workers = HorovodWorkers(hvd, collectives.HorovodCollectives(), membership)
+        self._workers = HorovodWorkers(hvd, collectives.COLLECTIVES(), membership)
         self._sum = reduction(framework, hvd)
 
     def enter(self, order: dict) -> dict:

@@ -169,7 +169,9 @@ def find_comparing(
             seeds = (0,) if place < alike else (0, 1)
             if any(_differ(found, values(whole, seed)[name][0], 1e-7) for seed in seeds):
                 return ""  # it draws numbers, or counts its calls
-            return _described(name, bool(found.ndim), *pairs[place])
+            if not found.ndim:
+                return f"the {name} of a batch is not the mean over its samples, each taken by itself"
+            return f"the {name} of a sample depends on the other samples of its batch"
     except (*ENDINGS, PeerLostError):
         raise
     except Exception:  # such as of a loss that takes no sample twice
@@ -188,16 +190,6 @@ def _differ(one: NDArray[Any], other: NDArray[Any], tolerance: float) -> bool:
     """Return whether numbers differ, relatively to the largest; those that are not finite are left out."""
     scale = np.abs(one).max(initial=0) + np.abs(other).max(initial=0)
     return bool(np.isfinite(scale) and (np.abs(one - other) > tolerance * scale).any())
-
-
-def _described(name: str, is_per_sample: bool, one: NDArray[Any], other: NDArray[Any]) -> str:
-    if not is_per_sample:
-        return f"the {name} of a batch is not the mean over its samples, each taken by itself"
-    place = np.abs(one - other).argmax()
-    return (
-        f"the {name} of a sample depends on the other samples of its batch: it is {one[place]:.4g} with "
-        f"these and {other[place]:.4g} with others"
-    )
 
 
 def comparing_error(comparing: str, workers: int) -> TaskError:

@@ -43,26 +43,27 @@ class _Targets:
 
     def counts(self, outputs: Any, batch: Mapping[str, Any]) -> Sums:
         """Return, of each sample, how often each class or label is right, predicted and actual."""
-        if not self._is_of_classes(outputs, batch["targets"]):
-            scores, actual, counted = self._labels(outputs, batch["targets"])
-            of_all = {"predicted": (scores > 0) & counted, "actual": (actual > 0.5) & counted}
-            of_all["right"] = of_all["predicted"] & of_all["actual"]
-            return {**{key: one.sum(1) for key, one in of_all.items()}, "of_classes": np.zeros(len(scores))}
-        outputs, targets, counted = self._classes(outputs, batch["targets"])
-        samples, classes = len(targets), outputs.shape[-1]
-        predicted = self.functions.to_numpy(self.functions.losses.largest(outputs)).reshape(targets.shape)
-        first = np.arange(samples)[:, None] * classes
-
-        def count(of_class: Array, which: Array) -> Array:
-            found = np.bincount((first + of_class)[which], minlength=samples * classes)
-            return found.reshape(samples, classes)
-
-        return {
-            "right": count(predicted, counted & (predicted == targets)),
-            "predicted": count(predicted, counted),
-            "actual": count(targets, counted),
-            "of_classes": np.ones(samples),
-        }
+        is_of_classes = self._is_of_classes(outputs, batch["targets"])
+        if is_of_classes:
+            outputs, targets, counted = self._classes(outputs, batch["targets"])
+            samples, classes = len(targets), outputs.shape[-1]
+            found = self.functions.to_numpy(self.functions.losses.largest(outputs)).reshape(targets.shape)
+            first = np.arange(samples)[:, None] * classes
+            chosen = {
+                "right": (found, counted & (found == targets)),
+                "predicted": (found, counted),
+                "actual": (targets, counted),
+            }
+            sums = {
+                key: np.bincount((first + of)[which], minlength=samples * classes).reshape(samples, classes)
+                for key, (of, which) in chosen.items()
+            }
+        else:
+            scores, targets, counted = self._labels(outputs, batch["targets"])
+            predicted, actual = (scores > 0) & counted, (targets > 0.5) & counted
+            of_labels = {"right": predicted & actual, "predicted": predicted, "actual": actual}
+            sums = {key: one.sum(1) for key, one in of_labels.items()}
+        return {**sums, "of_classes": np.full(len(targets), float(is_of_classes))}
 
     def values(self, outputs: Any, batch: Mapping[str, Any]) -> Sums:
         """Return outputs and targets as (samples, numbers)."""

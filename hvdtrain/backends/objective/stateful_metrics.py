@@ -1,11 +1,10 @@
 """Metrics of a whole evaluation: what users write, and what a backend keeps of one while it evaluates."""
 
 import numbers
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -87,31 +86,32 @@ Layout = dict[str, tuple[str, tuple[int, ...]]]
 _Part = tuple[Layout, dict[str, NDArray[Any]], NDArray[np.int64]]
 
 
-class Collectives(ABC):
-    """How objects, as bytes, and the states of metrics move between workers."""
+class Collectives:
+    """How objects, as bytes, and the model's statistics move between workers."""
 
-    hvd: ClassVar[Any]  # Horovod's binding of the framework
-    to_tensor: ClassVar[Any]  # returns an array as a tensor
-    on_host: ClassVar[Any] = nullcontext  # returns a context in which tensors lie in the host's memory
-
-    def __init__(self, workers: Sized | None = None) -> None:
-        self._group = group_of(workers)
-
-    @abstractmethod
-    def is_under_way(self) -> bool:
-        """Return whether this worker began an operation that it has not waited for."""
+    def __init__(
+        self,
+        workers: Sized | None = None,
+        *,
+        hvd: Any,  # Horovod's binding of the framework
+        to_tensor: Callable[[NDArray[Any]], Any],
+        is_under_way: Callable[[], bool],  # whether this worker began an operation that it has not waited for
+        on_host: Callable[[], AbstractContextManager[Any]] = nullcontext,  # tensors lie in the host's memory
+    ) -> None:
+        self._group, self.is_under_way = group_of(workers), is_under_way
+        self.hvd, self._to_tensor, self._on_host = hvd, to_tensor, on_host
 
     def join(self, data: NDArray[np.uint8], name: str = "hvdtrain.objects") -> NDArray[np.uint8]:
         """Collective. Return the workers' bytes in the order of ranks, on every worker."""
-        with peer_errors(), self.on_host():
-            joined = self.hvd.allgather(self.to_tensor(data), name=name, **self._group)
+        with peer_errors(), self._on_host():
+            joined = self.hvd.allgather(self._to_tensor(data), name=name, **self._group)
         return np.asarray(joined.numpy())
 
     def sum(self, vector: NDArray[np.float64]) -> NDArray[np.float64]:
         """Collective. Return the sum of the workers' vectors; of the model's statistics."""
-        with peer_errors(), self.on_host():
+        with peer_errors(), self._on_host():
             name = "hvdtrain.statistics"
-            summed = self.hvd.allreduce(self.to_tensor(vector), op=self.hvd.Sum, name=name, **self._group)
+            summed = self.hvd.allreduce(self._to_tensor(vector), op=self.hvd.Sum, name=name, **self._group)
         return np.asarray(summed.numpy())
 
 

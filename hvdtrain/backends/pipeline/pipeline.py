@@ -219,7 +219,7 @@ class WorkerGroup(HorovodWorkers):
         self.size, self.host, self.is_elastic = len(ranks), host, False
         self.first = ranks[0]  # the rank in the job of the first of them
         self.rank = ranks.index(own) if own in ranks else 0  # 0 if this worker is none of them
-        self.process_set = _process_set_of(collectives.hvd, ranks)
+        self.process_set = _process_set_of(collectives().hvd, ranks)
         self.collectives = self._collectives = collectives(self)
 
 

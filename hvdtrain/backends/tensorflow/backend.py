@@ -17,7 +17,7 @@ from hvdtrain.backends.steps import choose_step
 from hvdtrain.backends.tensorflow import export, probes
 from hvdtrain.backends.tensorflow.batches import TensorFlowBatch
 from hvdtrain.backends.tensorflow.functions import with_micro_batches
-from hvdtrain.backends.tensorflow.objective.metric_objects import HorovodCollectives
+from hvdtrain.backends.tensorflow.objective.metric_objects import COLLECTIVES
 from hvdtrain.backends.tensorflow.probes import state_kept
 from hvdtrain.backends.tensorflow.replica_state import StateTensors
 from hvdtrain.backends.tensorflow.state.moving_state import MovingState
@@ -47,7 +47,7 @@ def start(config: Config, membership: Membership | None = None) -> "TensorFlowBa
             f"Keras was imported with the {keras.backend.backend()} backend before hvdtrain started",
             "Set KERAS_BACKEND=tensorflow, or import keras only inside the task's methods.",
         )
-    workers = start_horovod(hvd, HorovodCollectives(), membership, has_groups=config.stages > 1)
+    workers = start_horovod(hvd, COLLECTIVES(), membership, has_groups=config.stages > 1)
     return TensorFlowBackend(workers, use_device(config, workers))
 
 

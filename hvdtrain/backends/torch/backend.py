@@ -15,7 +15,7 @@ from hvdtrain.backends.start import start_horovod
 from hvdtrain.backends.steps import choose_step
 from hvdtrain.backends.torch import export, probes
 from hvdtrain.backends.torch.batches import TorchBatch
-from hvdtrain.backends.torch.objective.metric_objects import HorovodCollectives
+from hvdtrain.backends.torch.objective.metric_objects import COLLECTIVES
 from hvdtrain.backends.torch.probes import state_kept
 from hvdtrain.backends.torch.replica_state import StateTensors
 from hvdtrain.backends.torch.state.moving_state import MovingState
@@ -35,7 +35,7 @@ from hvdtrain.workers.agreement import Workers
 
 def start(config: Config, membership: Membership | None = None) -> "TorchBackend":
     """Collective. Start Horovod, bind this worker's device and set its threads."""
-    workers = start_horovod(hvd, HorovodCollectives(), membership, has_groups=config.stages > 1)
+    workers = start_horovod(hvd, COLLECTIVES(), membership, has_groups=config.stages > 1)
     device = choose_device(config.device, workers)
     check_precision(config.precision, device.type == "cuda", workers.host)
     if device.type == "cuda":

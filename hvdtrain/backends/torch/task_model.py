@@ -115,31 +115,30 @@ def foreign_leaf(losses: torch.Tensor, model: torch.nn.Module) -> torch.Tensor |
 
 def check_parts(model: torch.nn.Module) -> list[str]:
     """Return notes on what several workers compute otherwise, since each has a part of the batch."""
-    counting = []
+    notes = []
     for name, layer in model.named_modules():
-        if not isinstance(layer, torch.nn.Embedding | torch.nn.EmbeddingBag):
-            continue
-        if layer.max_norm is not None:
+        is_embedding = isinstance(layer, torch.nn.Embedding | torch.nn.EmbeddingBag)
+        if is_embedding and layer.max_norm is not None:
             raise TaskError(
                 f"the embedding {name!r} has max_norm, which scales the vectors that are looked up in place; "
                 "each worker looks up those of its own samples, so the weights of the workers would differ",
                 "Leave max_norm out and scale the vectors in the forward pass, such as "
                 "functional.embedding(x, torch.renorm(weight, 2, 0, max_norm)); or use one worker.",
             )
-        if layer.scale_grad_by_freq:
-            counting.append(name)
+        if is_embedding and layer.scale_grad_by_freq:
+            notes.append(
+                f"{name}: scale_grad_by_freq counts how often an id occurs in each worker's samples, not in "
+                "those of all workers, so the curve depends on the number of workers"
+            )
     hooked = [
         name
         for name, parameter in model.named_parameters()
         if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None)
     ]
-    counts = (
-        f"{', '.join(counting)}: scale_grad_by_freq counts how often an id occurs in each worker's samples, "
-        "not in those of all workers, so the curve depends on the number of workers"
-    )
-    hooks = (
-        f"{', '.join(hooked)}: hooks of the model are given each worker's part of the gradient, before the "
-        "workers' parts are added up; if they are not linear, such as clipping, the curve depends on the "
-        "number of workers (--clip-norm clips the sum)"
-    )
-    return [note for note, found in ((counts, counting), (hooks, hooked)) if found]
+    if hooked:
+        notes.append(
+            f"{', '.join(hooked)}: hooks of the model are given each worker's part of the gradient; if they "
+            "are not linear, such as clipping, the curve depends on the number of workers (--clip-norm clips "
+            "the sum)"
+        )
+    return notes

@@ -128,16 +128,11 @@ def _library_names(metric: Any) -> list[str]:
     return [kind.__name__ for kind in kinds if kind.__name__ not in bases]
 
 
-class HorovodCollectives(Collectives):
-    """How objects, as bytes, and the states of metrics move between workers."""
-
-    hvd = hvd
-    to_tensor = staticmethod(tf.constant)
-    on_host = staticmethod(partial(tf.device, "CPU"))
-
-    def is_under_way(self) -> bool:
-        """Return whether this worker began an operation that it has not waited for: steps wait for theirs."""
-        return False
-
-
+COLLECTIVES = partial(
+    Collectives,
+    hvd=hvd,
+    to_tensor=tf.constant,
+    is_under_way=lambda: False,  # steps wait for what they begin
+    on_host=partial(tf.device, "CPU"),
+)
 FUNCTIONS = MetricFunctions("tf", as_array, FedObject, LOSSES)

@@ -20,7 +20,7 @@ from hvdtrain.backends.tensorflow.functions import (
     native,
     of_counted,
 )
-from hvdtrain.backends.tensorflow.objective.metric_objects import HorovodCollectives
+from hvdtrain.backends.tensorflow.objective.metric_objects import COLLECTIVES
 from hvdtrain.backends.tensorflow.probes import find_comparing, values_of_first
 from hvdtrain.backends.tensorflow.reduction.broadcast import broadcast_variables
 from hvdtrain.backends.tensorflow.steps.optimizer_state import TrainingState
@@ -38,7 +38,7 @@ Tensor = Any
 class PlainStep(WholeModelStep):
     """The mean gradient over the global batch, summed in one reduction, and an update with it."""
 
-    collectives = HorovodCollectives
+    collectives = COLLECTIVES
     updates = Update, ShardedUpdate, ShardedUpdate  # a graph has all gradients at once
     states = TrainingState, ShardedState
     comparing = staticmethod(find_comparing)

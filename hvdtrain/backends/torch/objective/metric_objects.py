@@ -1,5 +1,6 @@
 """Objects of torchmetrics in an evaluation, and what else it needs; as in ``tensorflow/``."""
 
+from functools import partial
 from typing import Any
 
 import horovod.torch as hvd
@@ -71,15 +72,8 @@ class FedObject(shared.FedObject):
         return torch.from_numpy(preds), torch.from_numpy(targets)
 
 
-class HorovodCollectives(Collectives):
-    """How objects, as bytes, and the states of metrics move between workers."""
-
-    hvd = hvd
-    to_tensor = staticmethod(torch.from_numpy)
-
-    def is_under_way(self) -> bool:
-        """Return whether this worker began an operation that it has not waited for: Horovod keeps those."""
-        return bool(mpi_ops._handle_map)
-
-
+# Horovod keeps the operations that this worker began and has not waited for
+COLLECTIVES = partial(
+    Collectives, hvd=hvd, to_tensor=torch.from_numpy, is_under_way=lambda: bool(mpi_ops._handle_map)
+)
 FUNCTIONS = MetricFunctions("torch", as_array, FedObject, LOSSES)

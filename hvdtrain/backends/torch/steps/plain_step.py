@@ -13,7 +13,7 @@ from hvdtrain.backends.step_metrics import PendingVector
 from hvdtrain.backends.steps import WholeModelStep
 from hvdtrain.backends.torch.batches import TorchBatch, TorchPending
 from hvdtrain.backends.torch.computation import Computation
-from hvdtrain.backends.torch.objective.metric_objects import HorovodCollectives
+from hvdtrain.backends.torch.objective.metric_objects import COLLECTIVES
 from hvdtrain.backends.torch.probes import find_comparing, values_of_first
 from hvdtrain.backends.torch.reduction.broadcast import broadcast_model, broadcast_tensors
 from hvdtrain.backends.torch.steps.optimizer_state import TrainingState
@@ -28,7 +28,7 @@ from hvdtrain.workers.agreement import Workers
 class PlainStep(WholeModelStep):
     """The mean gradient over the global batch, summed in one reduction, and an update with it."""
 
-    collectives = HorovodCollectives
+    collectives = COLLECTIVES
     updates = Update, ShardedUpdate, ShardedGradientsUpdate
     states = TrainingState, ShardedState
     comparing = staticmethod(find_comparing)
