@@ -34,7 +34,7 @@ _HOMES = {
     "SumMetric": "hvdtrain.backends.objective.stateful_metrics",
     "Summary": "hvdtrain.callbacks",
     "TrainOptions": "hvdtrain.config.train_options",
-    "Weighted": "hvdtrain.backends.objective.counting",
+    "Weighted": "hvdtrain.backends.objective.losses",
     "all_gather": "hvdtrain.backends.objective.gathering",
     "as_dataset": "hvdtrain.data.datasets",
     "evaluate": "hvdtrain.jobs.serving.inference",
@@ -52,8 +52,8 @@ _HOMES = {
 
 if TYPE_CHECKING:
     from hvdtrain import errors
-    from hvdtrain.backends.objective.counting import Weighted
     from hvdtrain.backends.objective.gathering import all_gather
+    from hvdtrain.backends.objective.losses import Weighted
     from hvdtrain.backends.objective.metric_objects import MetricObject
     from hvdtrain.backends.objective.stateful_metrics import GatheredMetric, SumMetric
     from hvdtrain.callbacks import Callback, RunContext, Summary

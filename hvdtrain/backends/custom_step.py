@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, NoReturn
 
-from hvdtrain.backends.objective.counting import counting_of
+from hvdtrain.backends.objective.losses import counting_of
 from hvdtrain.backends.objective.model_call import nested_batch
 from hvdtrain.backends.objective.objective import checked_result
 from hvdtrain.backends.records import DryRun, ModelInfo

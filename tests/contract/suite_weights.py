@@ -214,28 +214,6 @@ def test_a_step_in_which_nothing_counts_changes_nothing_and_has_no_loss(started,
     assert np.isnan(metrics.mean("loss"))
 
 
-def test_values_without_weights_need_none(started):
-    class Plain(OfSamples):
-        loss = "mse"
-        metrics = {"mae": "mae"}  # noqa: RUF012
-        targets = RANDOM.randn(SAMPLES, LENGTH, CLASSES).astype(np.float32)
-        extra = {}  # noqa: RUF012
-
-    class Heavy(Plain):
-        extra = {"weights": OF_SAMPLES}  # noqa: RUF012
-
-    for task, weights in ((Plain, np.ones(SAMPLES)), (Heavy, OF_SAMPLES)):
-        kernel, bias = build(started, task())
-        metrics = started.train_step(part_of(started, task, 23), 0.5).read()
-        error = X[:23] @ kernel + bias - task.targets[:23]
-        share = weights[:23] / weights[:23].sum() / (LENGTH * CLASSES)
-        gradient = 2 * np.einsum("sti,stc,s->ic", X[:23], error, share)
-        np.testing.assert_allclose(kernel - linear(started)[0], 0.5 * gradient, atol=1e-6)
-        assert metrics.mean("loss") == pytest.approx(np.einsum("stc,s->", error**2, share), rel=1e-5)
-        assert metrics.mean("mae") == pytest.approx(np.abs(error).mean(), rel=1e-5)
-        assert set(metrics.weights) == ({"loss"} if task is Heavy else set())
-
-
 class WrongShape(BatchMean):
     """A weight for each target."""
 

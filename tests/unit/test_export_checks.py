@@ -6,7 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hvdtrain.backends.portable.files import check_fit, compare
+from hvdtrain.backends.portable.names import check_fit
+from hvdtrain.backends.portable.program import compare
 from hvdtrain.backends.records import Exported
 from hvdtrain.errors import CheckpointError, EnvironmentFault
 from hvdtrain.jobs.serving import models as export

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hvdtrain.backends.objective.counting import Weighted
+from hvdtrain.backends.objective.losses import Weighted
 from hvdtrain.backends.objective.objective import make_objective
 from hvdtrain.errors import TaskError
 

@@ -7,7 +7,7 @@ import pytest
 
 torch, tf = pytest.importorskip("torch"), pytest.importorskip("tensorflow")
 
-from hvdtrain.backends.objective.counting import Weighted  # noqa: E402
+from hvdtrain.backends.objective.losses import Weighted  # noqa: E402
 from hvdtrain.backends.objective.objective import make_objective  # noqa: E402
 from hvdtrain.backends.tensorflow.objective import losses as keras_losses  # noqa: E402
 from hvdtrain.backends.torch.objective import losses as torch_losses  # noqa: E402
@@ -15,7 +15,6 @@ from hvdtrain.errors import TaskError  # noqa: E402
 
 CLASSES = 6
 RANDOM = np.random.RandomState(8)
-CLASS_WEIGHTS = (0.0, 1.0, 2.5, 1.0, 0.1, 7.0)
 SHAPES = {"samples": (9,), "sequences": (9, 3), "images": (9, 2, 4)}
 
 
@@ -66,23 +65,8 @@ def test_ignored_targets_are_left_out_as_in_pytorch(framework, shape, ignored, s
     assert mean(found["cross_entropy"]) == pytest.approx(plain, 1e-5)
 
 
-@pytest.mark.parametrize("shape", SHAPES.values(), ids=list(SHAPES))
-@pytest.mark.parametrize("framework", SIDES)
-def test_classes_weigh_as_in_pytorch(framework, shape):
-    logits, targets = arrays(shape, -100)
-    metrics = {"nll": "cross_entropy"}
-    task = SimpleNamespace(
-        loss="cross_entropy", metrics=metrics, class_weights=np.array(CLASS_WEIGHTS), ignore_index=-100
-    )
-    loss, found = evaluated(framework, task, {"inputs": logits, "targets": targets})
-    flat, labels = torch.from_numpy(logits).reshape(-1, CLASSES), torch.from_numpy(targets).reshape(-1)
-    expected = torch.nn.functional.cross_entropy(flat, labels, torch.tensor(CLASS_WEIGHTS))
-    assert mean(loss) == pytest.approx(expected.item(), 1e-5)
-    assert mean(found["nll"]) == pytest.approx(torch.nn.functional.cross_entropy(flat, labels).item(), 1e-5)
-
-
 @pytest.mark.parametrize("per_target", [False, True])
-@pytest.mark.parametrize("loss", ["binary_cross_entropy", "mse", "mae", "cross_entropy"])
+@pytest.mark.parametrize("loss", ["mse", "cross_entropy"])
 @pytest.mark.parametrize("framework", SIDES)
 def test_a_batchs_weights_weigh_losses_and_no_metrics(framework, loss, per_target):
     logits = RANDOM.randn(9, 3, *([CLASSES] if loss == "cross_entropy" else [])).astype(np.float32)

@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from hvdtrain.backends.objective.counting import counting_of
 from hvdtrain.backends.objective.logits import class_axis_of, class_axis_option, logits_of
+from hvdtrain.backends.objective.losses import counting_of
 from hvdtrain.backends.objective.stateful_metrics import MAX_BYTES, GatheredMetric
 from hvdtrain.data.naming import has_class, type_name
 from hvdtrain.errors import TaskError

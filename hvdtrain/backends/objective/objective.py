@@ -4,11 +4,15 @@ from collections.abc import Callable, Container, Mapping
 from functools import partial
 from typing import Any, TypeVar
 
-from hvdtrain.backends.objective.counting import Counting, Weighted, counting_of
-from hvdtrain.backends.objective.evaluation_metrics import EvaluationMetrics, is_stateful
+from hvdtrain.backends.objective.evaluation_metrics import (
+    NAMES,
+    EvaluationMetrics,
+    MetricFunctions,
+    is_stateful,
+)
 from hvdtrain.backends.objective.logits import OF_CLASSES, check_loss, class_axis_option, of_tensor
+from hvdtrain.backends.objective.losses import Counting, Weighted, counting_of
 from hvdtrain.backends.objective.model_call import ModelCall, nested_batch
-from hvdtrain.backends.objective.named_metrics import NAMES, MetricFunctions
 from hvdtrain.backends.objective.serving import Serving
 from hvdtrain.backends.step_metrics import PartialSums, PendingVector
 from hvdtrain.config import Config

@@ -2,10 +2,11 @@
 
 import difflib
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from hvdtrain.backends.records import Shapes, StateArrays
-from hvdtrain.errors import TaskError
+from hvdtrain.errors import CheckpointError, TaskError
 
 KEPT = "compression"  # before the names of what a reducer keeps from step to step
 
@@ -158,3 +159,13 @@ def _split(name: str) -> tuple[str, str]:
     """Return the first part, "model" or "optimizer", and the path; a file's own name has no first part."""
     part, is_path, path = name.partition("/")
     return (part, path) if is_path else ("", name)
+
+
+def check_fit(path: Path, expected: Shapes, found: Shapes) -> None:
+    """Check that a weights file holds what a model needs, no more and no less."""
+    if problems := state_problems(expected, found):
+        raise CheckpointError(
+            f"{path} does not fit the model:\n  " + "\n  ".join(problems),
+            "Rename the file's weights, or give the task the model that they were made by; --init-skip then "
+            "takes a part of the checkpoint.",
+        )

@@ -5,11 +5,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
+import numpy as np
 from numpy.typing import NDArray
 
 from hvdtrain.backends.objective.model_call import nested_batch
 from hvdtrain.backends.objective.serving import Served, Tensors, identifier, named_outputs, tensors_of
-from hvdtrain.backends.portable.files import LARGEST_DIFFERENCE, compare
 from hvdtrain.backends.records import Exported
 from hvdtrain.data.feed import HostBatch
 from hvdtrain.data.numeric import SEPARATOR
@@ -20,6 +20,9 @@ Shape = tuple[int, ...]
 
 BATCH, LENGTH = "batch", "length"  # names of dynamic axes
 _PROBED_SAMPLES = 2  # of which other lengths are made
+LARGEST_DIFFERENCE = 1e-4  # of an output, relative to the largest; rounding alone gives some 1e-6
+
+_SMALL_OUTPUT = 1e-3  # relative to the largest; such an output may be what is left of large numbers
 
 
 @dataclass(frozen=True)
@@ -268,6 +271,33 @@ def _shape(axes: Sequence[int | str]) -> str:
 def _listed(numbers: Sequence[int]) -> str:
     *others, last = [f"{number:,}" for number in numbers]
     return f"{', '.join(others)} and {last}" if others else last
+
+
+def compare(expected: Sequence[NDArray[Any]], found: Sequence[NDArray[Any]]) -> Exported:
+    """Compare two models' outputs on one batch, each output relative to its largest; NaN equals NaN."""
+    pairs = list(zip(expected, found, strict=False))
+    scales = [_largest(array) for array in expected]
+    scale = max(scales, default=0.0)
+    if len(expected) != len(found) or any(one.shape != other.shape for one, other in pairs):
+        return Exported(np.inf, scale or 1.0)
+    least = _SMALL_OUTPUT * scale
+    done = Exported(0.0, scale or 1.0)
+    for pair, own in zip(pairs, scales, strict=True):
+        done = done.joined(Exported(_difference(*pair), max(own, least) or 1.0))
+    return done
+
+
+def _largest(array: NDArray[Any]) -> float:
+    finite = np.abs(array.astype(np.float64))
+    return float(finite[np.isfinite(finite)].max(initial=0.0))
+
+
+def _difference(one: NDArray[Any], other: NDArray[Any]) -> float:
+    a, b = one.astype(np.float64), other.astype(np.float64)
+    with np.errstate(invalid="ignore"):
+        apart = np.abs(a - b)
+    apart[(a == b) | (np.isnan(a) & np.isnan(b))] = 0.0
+    return float(np.where(np.isnan(apart), np.inf, apart).max(initial=0.0))
 
 
 def export_program(

@@ -11,9 +11,8 @@ import tensorflow as tf
 from keras.src.random.seed_generator import global_seed_generator
 from numpy.typing import NDArray
 
-from hvdtrain.backends.objective.counting import Weighted
 from hvdtrain.backends.objective.evaluation_metrics import Seen
-from hvdtrain.backends.objective.losses import Values, check_values
+from hvdtrain.backends.objective.losses import Values, Weighted, check_values
 from hvdtrain.backends.objective.objective import (
     REGULARIZATION_LOSS,
     ComputationBase,

@@ -12,8 +12,8 @@ import h5py
 import keras
 
 from hvdtrain.backends.objective.serving import Serving
-from hvdtrain.backends.portable.files import check_fit, compare
-from hvdtrain.backends.portable.program import export_program
+from hvdtrain.backends.portable.names import check_fit
+from hvdtrain.backends.portable.program import compare, export_program
 from hvdtrain.backends.records import Exported
 from hvdtrain.backends.tensorflow.functions import Phase
 from hvdtrain.backends.tensorflow.program import TENSORS, write_program

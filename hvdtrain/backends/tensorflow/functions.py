@@ -13,8 +13,8 @@ from keras.src.layers import layer as keras_layer
 from numpy.typing import NDArray
 from tensorflow.core.framework.attr_value_pb2 import AttrValue
 
-from hvdtrain.backends.objective.counting import Weighted
 from hvdtrain.backends.objective.logits import bad_target
+from hvdtrain.backends.objective.losses import Weighted
 from hvdtrain.backends.tensorflow.batches import Signature, TensorFlowBatch
 from hvdtrain.data.feed import HostBatch
 from hvdtrain.errors import TaskError

@@ -13,11 +13,11 @@ from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR
 from numpy.typing import NDArray
 from tensorflow.python.eager import context as eager
 
-from hvdtrain.backends.objective.counting import sample_values
 from hvdtrain.backends.objective.evaluation_metrics import Seen
 from hvdtrain.backends.objective.gathering import GivenArrays
 from hvdtrain.backends.objective.gathering import find_comparing as find_comparing_values
 from hvdtrain.backends.objective.logits import bad_target
+from hvdtrain.backends.objective.losses import sample_values
 from hvdtrain.backends.records import DryRun
 from hvdtrain.backends.replica_state import Changes
 from hvdtrain.backends.tensorflow.batches import TensorFlowBatch

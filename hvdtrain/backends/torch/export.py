@@ -10,8 +10,8 @@ import torch
 from numpy.typing import NDArray
 
 from hvdtrain.backends.objective.serving import Serving
-from hvdtrain.backends.portable.files import check_fit, compare
-from hvdtrain.backends.portable.program import export_program
+from hvdtrain.backends.portable.names import check_fit
+from hvdtrain.backends.portable.program import compare, export_program
 from hvdtrain.backends.records import Exported
 from hvdtrain.backends.torch.program import TENSORS, write_program
 from hvdtrain.data.feed import HostBatch

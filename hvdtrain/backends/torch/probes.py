@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from hvdtrain.backends.objective.counting import sample_values
 from hvdtrain.backends.objective.gathering import GivenArrays
 from hvdtrain.backends.objective.gathering import find_comparing as find_comparing_values
+from hvdtrain.backends.objective.losses import sample_values
 from hvdtrain.backends.records import DryRun
 from hvdtrain.backends.replica_state import Changes
 from hvdtrain.backends.torch.batches import TorchBatch

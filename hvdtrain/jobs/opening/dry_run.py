@@ -10,8 +10,8 @@ import numpy as np
 
 from hvdtrain.backends.base import Backend
 from hvdtrain.backends.memory import MemoryPlan, mebibytes, memory_plan
-from hvdtrain.backends.objective.counting import IGNORE_INDEX
 from hvdtrain.backends.objective.gathering import comparing_error
+from hvdtrain.backends.objective.losses import IGNORE_INDEX
 from hvdtrain.backends.objective.objective import has_own_values
 from hvdtrain.backends.records import ModelInfo
 from hvdtrain.data.eval_sets import TRAINING_DATA, set_words, sets_of

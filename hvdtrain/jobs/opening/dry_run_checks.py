@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hvdtrain.backends.objective.counting import IGNORE_INDEX
+from hvdtrain.backends.objective.losses import IGNORE_INDEX
 from hvdtrain.backends.records import DryRun
 from hvdtrain.data.datasets import ArrayDataset, ItemDataset
 from hvdtrain.data.drawn import unordered

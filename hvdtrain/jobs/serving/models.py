@@ -9,7 +9,7 @@ from typing import Any, Unpack
 import numpy as np
 
 from hvdtrain.backends.base import Backend
-from hvdtrain.backends.portable.files import LARGEST_DIFFERENCE
+from hvdtrain.backends.portable.program import LARGEST_DIFFERENCE
 from hvdtrain.backends.records import Exported
 from hvdtrain.checkpoints import storage
 from hvdtrain.checkpoints.manifest import Manifest

@@ -7,8 +7,7 @@ from typing import Any
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from hvdtrain.backends.objective.counting import Weighted
-from hvdtrain.backends.objective.losses import NamedLosses, PerSample, Values
+from hvdtrain.backends.objective.losses import NamedLosses, PerSample, Values, Weighted
 
 Tensor = Any
 

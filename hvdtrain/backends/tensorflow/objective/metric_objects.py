@@ -11,7 +11,7 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from hvdtrain.backends.objective import metric_objects as shared
-from hvdtrain.backends.objective.named_metrics import MetricFunctions
+from hvdtrain.backends.objective.evaluation_metrics import MetricFunctions
 from hvdtrain.backends.objective.stateful_metrics import Collectives
 from hvdtrain.backends.tensorflow.objective.losses import LOSSES, mask_of, with_mask
 from hvdtrain.backends.tensorflow.program import to_numpy

@@ -19,8 +19,7 @@ from hvdtrain.backends.custom_step import (
     own_step_of,
     stepped_alone,
 )
-from hvdtrain.backends.objective.counting import Weighted
-from hvdtrain.backends.objective.losses import check_values
+from hvdtrain.backends.objective.losses import Weighted, check_values
 from hvdtrain.backends.step_metrics import PendingVector, findings
 from hvdtrain.backends.tensorflow.batches import TensorFlowBatch, TensorFlowPending
 from hvdtrain.backends.tensorflow.functions import (

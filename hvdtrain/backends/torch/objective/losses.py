@@ -9,9 +9,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from hvdtrain.backends.objective.counting import Weighted
 from hvdtrain.backends.objective.logits import bad_target
-from hvdtrain.backends.objective.losses import NamedLosses, PerSample, Values
+from hvdtrain.backends.objective.losses import NamedLosses, PerSample, Values, Weighted
 
 
 def as_arrays(value: Any) -> tuple[NDArray[Any], NDArray[Any] | None]:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hvdtrain.backends.objective import metric_objects as shared
-from hvdtrain.backends.objective.named_metrics import MetricFunctions
+from hvdtrain.backends.objective.evaluation_metrics import MetricFunctions
 from hvdtrain.backends.objective.stateful_metrics import Collectives
 from hvdtrain.backends.torch.objective.losses import LOSSES
 from hvdtrain.backends.torch.state.tensors import as_array as to_numpy
