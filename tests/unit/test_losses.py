@@ -137,7 +137,9 @@ def test_the_logits_of_a_structured_output_are_taken(side):
     assert seen is outputs  # a function of one's own gets what the model gave
 
 
-@pytest.mark.parametrize(("result", "found"), [(np.ones(2), "ndarray"), ((1, 2), r"tuple of \(int, int\)")])
+@pytest.mark.parametrize(
+    ("result", "found"), [(np.ones(2), "a ndarray"), ((1, 2), r"a tuple of \(int, int\)")]
+)
 def test_an_own_loss_returns_losses_and_metrics(side, result, found):
     task = SimpleNamespace(**{f"{side.name}_loss": lambda model, batch: result})
     with pytest.raises(

@@ -291,10 +291,12 @@ def check_values(given: Mapping[str, Any], samples: int | None) -> None:
 def _check_per_sample(what: str, value: Any, samples: int | None) -> None:
     shape = tuple(value.shape) if hasattr(value, "shape") else None
     if shape != (samples,):
-        found = f"a {type(value).__name__}" if shape is None else f"shape {shape}"
+        found = f"shape ({samples},); found shape {shape}"
+        if shape is None:
+            found = f"found a {type(value).__name__}"
         of_all = " What a sample alone does not have, such as F1, is a metric of the whole evaluation."
         raise TaskError(
-            f"{what} must give one value per sample, shape ({samples},); found {found}",
+            f"{what} must give one value per sample, {found}",
             "Take the mean over all axes but the first, and no mean over samples. If it is the mean of a "
             "batch, give hvdtrain.Weighted(mean, number of rows or tokens)."
             + ("" if what.startswith("the loss") else of_all),

@@ -150,7 +150,7 @@ def checked_result(result: Any, name: str) -> tuple[Any, dict[str, Any]]:
     if not is_pair:
         parts = ", ".join(type(part).__name__ for part in result) if isinstance(result, tuple | list) else ""
         raise TaskError(
-            f"{name} must return (loss per sample, {{metric: value per sample}}); found "
+            f"{name} must return (loss per sample, {{metric: value per sample}}); found a "
             f"{type(result).__name__}{f' of ({parts})' if parts else ''}",
             "Return (loss, {}) if there are no metrics, and a loss per sample: with reduction='none' in "
             "PyTorch, that of a function such as keras.losses.mean_squared_error in Keras.",
