@@ -9,7 +9,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from hvdtrain.backends.objective.counting import sample_values
+from hvdtrain.backends.objective.losses import sample_values
 from hvdtrain.backends.objective.model_call import ModelCall
 from hvdtrain.backends.pipeline.checks import check_one_owner, owners_of, wrong_blocks
 from hvdtrain.backends.pipeline.messages import Messenger
