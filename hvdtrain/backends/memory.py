@@ -1,7 +1,7 @@
 """The memory that a job needs on each worker: what is known before it trains, and what makes it fit."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from hvdtrain.config import Config
@@ -9,8 +9,6 @@ from hvdtrain.config.values import compression_of
 from hvdtrain.workers.wire_types import travels
 
 MEBIBYTE = 1 << 20
-
-
 _NUMBER_BYTES = 4  # weights, gradients and slots are fp32
 _SLOTS = {"adamw": 2, "lamb": 2}  # tensors that an optimizer keeps for each parameter
 _LARGEST = 3  # tensors that a message names
@@ -60,18 +58,26 @@ def memory_plan(
 ) -> MemoryPlan:
     """Return the memory that a worker needs, without activations and the like."""
     sizes = {name: _NUMBER_BYTES * math.prod(shape) for name, shape in parameter_shapes.items()}
-    trained = sum(sizes.values())
-    parts = _parts(config, trained, workers)
-    parts["parameters"] += _NUMBER_BYTES * frozen_parameters
+    trained, compression = sum(sizes.values()), compression_of(config.compression)
+    is_sharded = config.shard != "none" and workers > 1
+    part = -(-trained // workers) if is_sharded else trained
+    keeps_all_gradients = config.shard != "gradients" or not is_sharded or config.framework == "tf"
+    slots = _SLOTS.get(config.optimizer, 1 if config.momentum else 0) * part
+    half = trained * compression.number_bytes // 4 if config.compression != "none" else 0
+    parts = {
+        "parameters": trained + _NUMBER_BYTES * frozen_parameters,
+        "gradients": trained if keeps_all_gradients else part,
+        "optimizer": slots if own_slots is None else own_slots,
+        # Keras's optimizers update variables of their own
+        "parts of parameters": part if is_sharded and config.framework == "tf" else 0,
+        "moving average": part if config.ema_decay is not None else 0,
+        # what low rank leaves out, or copies of half the size
+        "compression": trained if compression.keeps else half,
+    }
     is_alone = workers == 1 or is_elastic or config.stages > 1
     may_divide = not (is_alone or own_slots is not None or config.sync_every is not None)
-    if own_slots is not None:
-        parts["optimizer"] = own_slots
-    largest = sorted(sizes.items(), key=lambda item: -item[1])[:_LARGEST]
-    remedies = _remedies(config, micro_batch, trained)
-    if may_divide:
-        remedies += [*_sharding(config, trained, workers), *_splitting(config, trained, workers)]
-    return MemoryPlan(parts, largest, remedies)
+    remedies = [*_remedies(config, micro_batch), *(_divisions(config, workers) if may_divide else ())]
+    return MemoryPlan(parts, sorted(sizes.items(), key=lambda item: -item[1])[:_LARGEST], remedies)
 
 
 def mebibytes(size: int) -> str:
@@ -79,68 +85,27 @@ def mebibytes(size: int) -> str:
     return f"{size / MEBIBYTE:,.1f} MiB" if size < 100 * MEBIBYTE else f"{size / MEBIBYTE:,.0f} MiB"
 
 
-def _parts(config: Config, trained: int, workers: int) -> dict[str, int]:
-    """Return what a worker keeps for trained parameters of so many bytes, by what it is for."""
-    is_sharded = config.shard != "none" and workers > 1
-    part = -(-trained // workers) if is_sharded else trained
-    keeps_all_gradients = config.shard != "gradients" or not is_sharded or config.framework == "tf"
-    return {
-        "parameters": trained,
-        "gradients": trained if keeps_all_gradients else part,
-        "optimizer": _slots(config) * part,
-        # Keras's optimizers update variables of their own
-        "parts of parameters": part if is_sharded and config.framework == "tf" else 0,
-        "moving average": part if config.ema_decay is not None else 0,
-        "compression": _compression_bytes(config, trained),
-    }
-
-
-def _sharding(config: Config, trained: int, workers: int) -> list[str]:
-    """Return what sharding more would take less, as text."""
-    now = sum(_parts(config, trained, workers).values())
-    found = []
-    for shard in ("optimizer", "gradients"):
-        if shard == "gradients" and not compression_of(config.compression).parts_as:
-            continue
-        less = now - sum(_parts(config.model_copy(update={"shard": shard}), trained, workers).values())
-        if less > 0:
-            found.append(f"--shard {shard}: {mebibytes(less)} less")
-    return found
-
-
-def _splitting(config: Config, trained: int, workers: int) -> list[str]:
-    """Return what splitting the model into a stage for each worker would take less, as text."""
-    if config.shard != "none" or config.compression not in ("none", "fp16"):
-        return []
-    less = sum(_parts(config, trained, workers).values()) * (workers - 1) // workers
-    return [f"--stages {workers}: about {mebibytes(less)} less, if the model's blocks can be divided evenly"]
-
-
-def _slots(config: Config) -> int:
-    return _SLOTS.get(config.optimizer, 1 if config.momentum else 0)
-
-
-def _compression_bytes(config: Config, trained: int) -> int:
-    """Return what compressed gradients take: copies of half the size, or what low rank leaves out."""
-    row = compression_of(config.compression)
-    if row.keeps:
-        return trained
-    return trained * row.number_bytes // 4 if config.compression != "none" else 0
-
-
-def _remedies(config: Config, micro_batch: int, trained: int) -> list[str]:
-    """Return what would take less memory, as far as the config does not do it."""
-    remedies = []
+def _remedies(config: Config, micro_batch: int) -> Iterator[str]:
+    """Yield what would take less memory, as far as the config does not do it."""
     if micro_batch > 1:
         smaller = "" if config.global_batch_size else f"--batch-size {-(-micro_batch // 2)} "
-        remedies.append(
+        yield (
             f"{smaller}--accumulate {2 * config.accumulate}: micro-batches of half the size, with about half "
             "of the activations"
         )
     if not config.checkpoint_activations:
-        remedies.append("--checkpoint-activations: those of repeated blocks are computed anew, and not kept")
+        yield "--checkpoint-activations: those of repeated blocks are computed anew, and not kept"
     if config.precision == "fp32":
-        remedies.append("--precision bf16: most activations take half of it")
+        yield "--precision bf16: most activations take half of it"
     if config.ema_decay is not None:
-        remedies.append(f"no --ema-decay: {mebibytes(trained)} less")
-    return remedies
+        yield "no --ema-decay: the weights once less"
+
+
+def _divisions(config: Config, workers: int) -> Iterator[str]:
+    """Yield how workers can divide what each of them keeps."""
+    if config.shard == "none":
+        yield "--shard optimizer: each worker keeps its part of the optimizer's state"
+    if config.shard != "gradients" and compression_of(config.compression).parts_as:
+        yield "--shard gradients: and of the gradients"
+    if config.shard == "none" and config.compression in ("none", "fp16"):
+        yield f"--stages {workers}: each worker keeps some of the model's blocks"

@@ -75,23 +75,18 @@ def take_key(rank_0: Mapping[str, Any], environ: Mapping[str, str]) -> str:
     if own or environ["GROUP_WORLD_SIZE"] != "1":
         return own or str(key)
     try:
-        with open(str(file), encoding="ascii", opener=_open_own) as opened:
+        with open(
+            os.open(str(file), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), encoding="ascii"
+        ) as opened:
+            found = os.fstat(opened.fileno())
+            if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
+                raise PermissionError("it is not a file of this user alone")
             return opened.read()
     except OSError as error:
         raise EnvironmentFault(
             f"rank 0 does not hand out the key of this job, in {file}: {error.strerror or error}",
             f"Set {KEY_VARIABLE} to the same secret text for all workers.",
         ) from None
-
-
-def _open_own(path: str, flags: int) -> int:
-    """Open a file that this user alone can write and read."""
-    descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
-    found = os.fstat(descriptor)
-    if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
-        os.close(descriptor)
-        raise PermissionError("it is not a file of this user alone")
-    return descriptor
 
 
 def _own_interface(environ: Mapping[str, str]) -> tuple[str, str]:

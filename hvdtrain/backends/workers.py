@@ -3,6 +3,7 @@
 import re
 import struct
 import sys
+from collections.abc import Iterator
 from typing import Any, Protocol
 
 import numpy as np
@@ -24,32 +25,27 @@ def abort_collectives(reason: str) -> None:
 
     They fail until the next ``hvd.init()``, in every thread. Over MPI nothing happens.
     """
-    for library in _libraries():
-        function(library)(reason[:_MOST_CHARACTERS].encode(errors="replace"))
-
-
-def function(library: Any) -> Any:
-    """Return the function of a Horovod library that gives up collectives."""
-    try:
-        return library.horovod_abort
-    except AttributeError:
-        raise HorovodBuildError(
-            "the installed Horovod cannot give up collectives, which elastic jobs need",
-            f"Build it again:\n  {BUILD_COMMAND} --force",
-        ) from None
-
-
-def _libraries() -> list[Any]:
-    """Return the native libraries of the bindings that this process has loaded."""
-    modules = [sys.modules.get(name) for name in _BINDINGS]
-    bindings = [getattr(module, "_basics", None) for module in modules]
-    return [binding.MPI_LIB_CTYPES for binding in bindings if binding is not None]
+    for abort in _abort_functions():
+        abort(reason[:_MOST_CHARACTERS].encode(errors="replace"))
 
 
 def check_abort() -> None:
     """Check that collectives can be given up."""
-    for library in _libraries():
-        function(library)
+    list(_abort_functions())
+
+
+def _abort_functions() -> Iterator[Any]:
+    """Yield the functions of the loaded Horovod libraries that give up collectives."""
+    for name in _BINDINGS:
+        if (binding := getattr(sys.modules.get(name), "_basics", None)) is None:
+            continue
+        try:
+            yield binding.MPI_LIB_CTYPES.horovod_abort
+        except AttributeError:
+            raise HorovodBuildError(
+                "the installed Horovod cannot give up collectives, which elastic jobs need",
+                f"Build it again:\n  {BUILD_COMMAND} --force",
+            ) from None
 
 
 GATHER = -1  # in place of the root of a broadcast
@@ -177,7 +173,7 @@ class peer_errors:  # noqa: N801 - used as a statement
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
         if not isinstance(error, Exception):
             return
-        if is_mismatch(error):
+        if _MISMATCH.search(str(error)):
             raise TrainingError(
                 f"the workers' collective operations do not match: {first_line(error)}", _MATCH
             ) from error
@@ -214,12 +210,7 @@ def is_peer_error(error: Exception) -> bool:
     """Return whether an exception says that a collective failed because a worker is lost."""
     names = {cls.__name__ for cls in type(error).__mro__}
     is_failure = "HorovodInternalError" in names or any(text in str(error) for text in _TEXTS)
-    return is_failure and not is_mismatch(error)
-
-
-def is_mismatch(error: Exception) -> bool:
-    """Return whether an exception of a collective says that the workers' operations do not match."""
-    return _MISMATCH.search(str(error)) is not None
+    return is_failure and _MISMATCH.search(str(error)) is None
 
 
 def without_sources(error: Exception) -> str:
@@ -245,7 +236,7 @@ def packed(purpose: int, value: Any) -> bytes:
 
 def unpacked(joined: NDArray[np.uint8], size: int, purpose: int) -> list[Any]:
     """Return the objects of all workers, in the order of ranks."""
-    rest, values, failures = joined.data, [], []
+    rest, values, failure = joined.data, [], None
     for rank in range(size):
         begin = _LENGTH.size
         length = _LENGTH.unpack_from(rest)[0] if len(rest) >= begin else 0
@@ -257,14 +248,12 @@ def unpacked(joined: NDArray[np.uint8], size: int, purpose: int) -> list[Any]:
             found = _name(message[0]) if isinstance(message, tuple) and message else "another message"
             raise _unexpected(rank, f"{found} where this worker has {_name(purpose)}")
         values.append(message[1])
-        if (failure := message[2]) is not None:
-            failures.append(
-                ExchangeError(f"{failure.problem} (on rank {rank})", failure.remedy, everywhere=True)
-            )
+        if failure is None and (one := message[2]) is not None:
+            failure = ExchangeError(f"{one.problem} (on rank {rank})", one.remedy, everywhere=True)
     if len(rest):
         raise _unexpected(size - 1, f"{len(rest):,} bytes too many")
-    if failures:
-        raise failures[0]
+    if failure is not None:
+        raise failure
     return values
 
 
