@@ -6,7 +6,8 @@ training does not change is left as it is, bit by bit, and ought to be equal on 
 """
 
 import zlib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
@@ -24,24 +25,41 @@ _New = tuple[Callable[[NDArray[Any]], None], NDArray[Any]]  # what sets a tensor
 
 REDUCTIONS = ("rank0", "mean", "max")
 _EXAMPLE = 'Write it as state_reductions = {"*.queue": "rank0"}; the others are "mean" and "max".'
+_KINDS = {"i": "integers", "b": "booleans", "c": "complex numbers"}
+_UNFIT = {"mean": "ibc", "max": "c"}  # kinds that a reduction cannot have
 _SHOWN = 6  # names in a message
 
 
-@dataclass(frozen=True)
-class StateTensor:
-    """A tensor that no optimizer updates."""
+class StateTensor(ABC):
+    """A tensor that no optimizer updates.
 
-    name: str  # its portable name
-    kind: str  # "f" for floating-point numbers, "i" for integers, "b" for booleans, "c" for complex numbers
-    # how it is combined if the task does not say it: "mean" for a moving statistic of a norm, "max" for the
-    # count of its batches; empty for all others
-    default: str
-    read: Callable[[], Bytes]  # copies its bytes to the host
-    write: Callable[[Bytes], None]  # sets its bytes
-    numbers: Callable[[], Numbers]  # returns its values as fp64
-    assign: Callable[[Numbers], None]  # sets it to values of fp64
-    # returns another value once something has written to it; None where nothing shows that
-    stamp: Callable[[], object] = lambda: None
+    ``kind`` is "f" for floating-point numbers, "i" for integers, "b" for booleans, "c" for complex numbers;
+    ``default`` how it is combined if the task does not say it: "mean" for a moving statistic of a norm, "max"
+    for the count of its batches; empty for all others.
+    """
+
+    def __init__(self, name: str, kind: str, default: str, held: Any) -> None:
+        self.name, self.kind, self.default, self.held = name, kind, default, held
+
+    @abstractmethod
+    def read(self) -> Bytes:
+        """Copy its bytes to the host."""
+
+    @abstractmethod
+    def write(self, data: Bytes) -> None:
+        """Set its bytes."""
+
+    @abstractmethod
+    def numbers(self) -> Numbers:
+        """Return its values as fp64."""
+
+    @abstractmethod
+    def assign(self, numbers: Numbers) -> None:
+        """Set it to values of fp64."""
+
+    def stamp(self) -> object:
+        """Return another value once something has written to it; None where nothing shows that."""
+        return None
 
 
 @dataclass
@@ -151,11 +169,7 @@ class ReplicaState:
             if reduction and len(crcs[name]) > 1:
                 chosen[reduction].append(tensor)
         # all of them, or none if a worker is lost meanwhile
-        for assign, values in [
-            *self._first(chosen["rank0"]),
-            *self._means(chosen["mean"]),
-            *self._largest(chosen["max"]),
-        ]:
+        for assign, values in [one for kind in REDUCTIONS for one in self._combined(kind, chosen[kind])]:
             assign(values)
         late, self._late = self._late, []
         return late
@@ -194,34 +208,28 @@ class ReplicaState:
                 self._begun[tensor.name], self._stamps[tensor.name] = found[tensor.name][0], tensor.stamp()
         return found
 
-    def _first(self, tensors: Sequence[StateTensor]) -> list[_New]:
+    def _combined(self, reduction: str, tensors: Sequence[StateTensor]) -> Iterable[_New]:
+        """Collective. Return what sets each tensor, and the values that it gets."""
         if not tensors:
-            return []
-        own = [tensor.read() for tensor in tensors]
-        sent = np.concatenate(own) if self._workers.rank == 0 else np.zeros(0, np.uint8)
-        joined = self._collectives.join(sent, "hvdtrain.state")
-        return [(tensor.write, data) for tensor, data in zip(tensors, _cut(joined, own), strict=True)]
-
-    def _means(self, tensors: Sequence[StateTensor]) -> list[_New]:
-        own = [tensor.numbers() for tensor in tensors]
-        totals = _cut(self._collectives.sum(np.concatenate(own)), own) if own else []
-        return [(t.assign, total / self._workers.size) for t, total in zip(tensors, totals, strict=True)]
-
-    def _largest(self, tensors: Sequence[StateTensor]) -> list[_New]:
-        if not tensors:
-            return []
-        own = [tensor.numbers() for tensor in tensors]
-        joined = self._collectives.join(np.concatenate(own).view(np.uint8), "hvdtrain.state")
-        largest = joined.view(np.float64).reshape(self._workers.size, -1).max(0)
-        return [(tensor.assign, numbers) for tensor, numbers in zip(tensors, _cut(largest, own), strict=True)]
+            return ()
+        setters: list[Callable[[Any], None]]
+        setters = [tensor.write if reduction == "rank0" else tensor.assign for tensor in tensors]
+        own: list[Any] = [tensor.read() if reduction == "rank0" else tensor.numbers() for tensor in tensors]
+        joined = np.concatenate(own)
+        if reduction == "rank0":
+            sent = joined if self._workers.rank == 0 else joined[:0]
+            new = self._collectives.join(sent, "hvdtrain.state")
+        elif reduction == "mean":
+            new = self._collectives.sum(joined) / self._workers.size
+        else:
+            found = self._collectives.join(joined.view(np.uint8), "hvdtrain.state")
+            new = found.view(np.float64).reshape(self._workers.size, -1).max(0)
+        ends = np.cumsum([len(part) for part in own])[:-1]
+        return zip(setters, np.split(new, ends), strict=True)
 
 
 def _checksum(data: Bytes) -> tuple[int, int]:
     return zlib.crc32(data.data), data.nbytes
-
-
-def _cut(joined: NDArray[Any], parts: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
-    return np.split(joined, np.cumsum([len(part) for part in parts])[:-1])
 
 
 def _declared(task: Any, tensors: Sequence[StateTensor], is_whole: bool) -> dict[str, str]:
@@ -245,18 +253,13 @@ def _declared(task: Any, tensors: Sequence[StateTensor], is_whole: bool) -> dict
         for tensor in matched:
             if declared.setdefault(tensor.name, reduction) != reduction:
                 continue  # the first pattern that matches counts
-            if (why := _unfit(tensor.kind, reduction)) and declared[tensor.name] == reduction:
+            if tensor.kind in _UNFIT.get(reduction, ""):
                 raise _wrong(
-                    f"state_reductions: {tensor.name} {why}, of which there is no {reduction!r}",
+                    f"state_reductions: {tensor.name} has {_KINDS[tensor.kind]}, of which there is no "
+                    f"{reduction!r}",
                     'Choose "rank0", or give the model a buffer of floating-point numbers.',
                 )
     return declared
-
-
-def _unfit(kind: str, reduction: str) -> str:
-    """Return what makes a reduction impossible; empty if nothing does."""
-    held = {"i": "has integers", "b": "has booleans", "c": "has complex numbers"}
-    return held[kind] if kind in {"mean": "ibc", "max": "c"}.get(reduction, "") else ""
 
 
 def _matches(pattern: str, name: str) -> bool:

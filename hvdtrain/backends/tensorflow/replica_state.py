@@ -3,7 +3,6 @@
 import zlib
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -87,35 +86,28 @@ class StateTensors:
         found.refusal = made_late(late, "tf_model", "model(inputs, training=True)")
 
     def _state_tensor(self, field: Field) -> StateTensor:
-        variable = field.variable
-        name = str(variable.dtype)
+        name = str(field.variable.dtype)
         kind = "b" if name == "bool" else "c" if "complex" in name else "f" if "float" in name else "i"
-        default = "mean" if id(variable) in self._statistics else ""
-        return StateTensor(
-            field.name,
-            kind,
-            default,
-            partial(as_bytes, variable),
-            partial(_write, variable),
-            partial(_numbers, variable),
-            partial(_assign, variable),
-        )
+        default = "mean" if id(field.variable) in self._statistics else ""
+        return _Variable(field.name, kind, default, field.variable)
+
+
+class _Variable(StateTensor):
+    def read(self) -> NDArray[np.uint8]:
+        return as_bytes(self.held)
+
+    def write(self, data: NDArray[np.uint8]) -> None:
+        value = self.held.numpy()
+        self.held.assign(data.copy().view(value.dtype).reshape(value.shape))
+
+    def numbers(self) -> NDArray[np.float64]:
+        return np.array(self.held.numpy(), np.float64).reshape(-1)
+
+    def assign(self, numbers: NDArray[np.float64]) -> None:
+        value = self.held.numpy()
+        self.held.assign(numbers.reshape(value.shape).astype(value.dtype))
 
 
 def as_bytes(variable: Any) -> NDArray[np.uint8]:
     """Return a variable's values as bytes in the host's memory."""
     return np.ascontiguousarray(variable.numpy()).reshape(-1).view(np.uint8)
-
-
-def _write(variable: Any, data: NDArray[np.uint8]) -> None:
-    value = variable.numpy()
-    variable.assign(data.copy().view(value.dtype).reshape(value.shape))
-
-
-def _numbers(variable: Any) -> NDArray[np.float64]:
-    return np.array(variable.numpy(), np.float64).reshape(-1)
-
-
-def _assign(variable: Any, numbers: NDArray[np.float64]) -> None:
-    value = variable.numpy()
-    variable.assign(numbers.reshape(value.shape).astype(value.dtype))

@@ -4,7 +4,6 @@ import zlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from operator import is_
 from typing import Any, cast
 
@@ -168,16 +167,33 @@ class StateTensors:
 
     def _state_tensor(self, tensor: torch.Tensor) -> StateTensor:
         kind = "c" if tensor.is_complex() else "f" if tensor.is_floating_point() else "i"
-        return StateTensor(
-            f"model/{self.paths[id(tensor)]}",
-            "b" if tensor.dtype == torch.bool else kind,
-            self._defaults.get(id(tensor), ""),
-            partial(as_bytes, tensor),
-            partial(_write, tensor),
-            partial(_numbers, tensor),
-            partial(_assign, tensor),
-            partial(_stamp, tensor),
-        )
+        kind = "b" if tensor.dtype == torch.bool else kind
+        return _Tensor(f"model/{self.paths[id(tensor)]}", kind, self._defaults.get(id(tensor), ""), tensor)
+
+
+class _Tensor(StateTensor):
+    def read(self) -> NDArray[np.uint8]:
+        return as_bytes(self.held)
+
+    @torch.no_grad()
+    def write(self, data: NDArray[np.uint8]) -> None:
+        parts = [part for _, part in strided_parts(self.held)]
+        values = torch.from_numpy(data.copy()).split_with_sizes([part.nbytes for part in parts])
+        for part, value in zip(parts, values, strict=True):
+            set_values(part, value.clone().view(part.dtype).view(part.shape))
+
+    def numbers(self) -> NDArray[np.float64]:
+        numbers: NDArray[np.float64] = self.held.detach().cpu().double().reshape(-1).clone().numpy()
+        return numbers
+
+    @torch.no_grad()
+    def assign(self, numbers: NDArray[np.float64]) -> None:
+        self.held.copy_(torch.from_numpy(numbers).reshape(self.held.shape))
+
+    def stamp(self) -> object:
+        """Return where a parameter lies and how often it was written to; None for a buffer."""
+        is_known = isinstance(self.held, torch.nn.Parameter) and not self.held.is_inference()
+        return (address_of(self.held), self.held._version) if is_known else None
 
 
 def _all_places(model: torch.nn.Module) -> Iterator[tuple[tuple[int, str], str]]:
@@ -214,27 +230,3 @@ def as_bytes(tensor: torch.Tensor) -> NDArray[np.uint8]:
     parts = [value.contiguous().view(-1).view(torch.uint8) for value in values]
     data: NDArray[np.uint8] = (parts[0] if len(parts) == 1 else torch.cat(parts)).numpy()
     return data
-
-
-def _stamp(tensor: torch.Tensor) -> object:
-    """Return where a parameter lies and how often it was written to; None for a buffer."""
-    is_known = isinstance(tensor, torch.nn.Parameter) and not tensor.is_inference()
-    return (address_of(tensor), tensor._version) if is_known else None
-
-
-@torch.no_grad()
-def _write(tensor: torch.Tensor, data: NDArray[np.uint8]) -> None:
-    parts = [part for _, part in strided_parts(tensor)]
-    values = torch.from_numpy(data.copy()).split_with_sizes([part.nbytes for part in parts])
-    for part, value in zip(parts, values, strict=True):
-        set_values(part, value.clone().view(part.dtype).view(part.shape))
-
-
-def _numbers(tensor: torch.Tensor) -> NDArray[np.float64]:
-    numbers: NDArray[np.float64] = tensor.detach().cpu().double().reshape(-1).clone().numpy()
-    return numbers
-
-
-@torch.no_grad()
-def _assign(tensor: torch.Tensor, numbers: NDArray[np.float64]) -> None:
-    tensor.copy_(torch.from_numpy(numbers).reshape(tensor.shape))
