@@ -8,19 +8,17 @@ pytest.importorskip("horovod")
 from hvdtrain.backends.torch.state.model_state import Entry  # noqa: E402
 from hvdtrain.backends.torch.state.moving_state import MovingState  # noqa: E402
 
-LARGE = 70_000  # numbers
-
 
 class Model(torch.nn.Module):
     """A layer with statistics, a mask, a table that is not saved, and frozen weights."""
 
-    def __init__(self, size=LARGE):
+    def __init__(self):
         super().__init__()
         self.norm = torch.nn.BatchNorm1d(2)
         self.dense = torch.nn.Linear(2, 1)
         self.target = torch.nn.Linear(2, 1).requires_grad_(False)
-        self.register_buffer("mask", torch.ones(size))
-        self.register_buffer("table", torch.zeros(size), persistent=False)
+        self.register_buffer("mask", torch.ones(3))
+        self.register_buffer("table", torch.zeros(3), persistent=False)
         self.register_buffer("late", None)
 
     def trainable(self):
@@ -36,14 +34,6 @@ def differing(model, before):
     now = values(model)
     assert now.keys() == before.keys()
     return [name for name in now if not torch.equal(now[name], before[name])]
-
-
-def in_place(model):
-    model.table += 1
-
-
-def by_data(model):
-    model.table.data.add_(1)
 
 
 def replaced(model):
@@ -62,25 +52,22 @@ def made_late(model):
     model.late = torch.ones(1)
 
 
-@pytest.mark.parametrize("change", [in_place, by_data, replaced, longer, forward, made_late])
-@pytest.mark.parametrize("steps", [0, 1, 6])
-@pytest.mark.parametrize("size", [3, LARGE])
-def test_a_buffer_is_as_before_the_step(change, steps, size):
-    model = Model(size)
+@pytest.mark.parametrize("change", [replaced, longer, forward, made_late])
+@pytest.mark.parametrize("steps", [0, 2])
+def test_a_buffer_is_as_before_the_step(change, steps):
+    model = Model()
     moving = MovingState(model, model.trainable())
     for _ in range(steps):
         moving.keep()
         change(model)
-    moving.keep()
-    before, tensor = values(model), model.table
-    change(model)
-    moving.restore()
-    assert differing(model, before) == []
-    assert model.table is tensor
-    moving.keep()
-    change(model)
-    moving.restore()
-    assert differing(model, before) == []
+    tensor = model.table
+    for _ in range(2):
+        moving.keep()
+        before = values(model)
+        change(model)
+        moving.restore()
+        assert differing(model, before) == []
+        assert model.table is tensor
 
 
 @pytest.mark.parametrize("move", ["in place", "by data", "new data"])
@@ -107,16 +94,11 @@ def test_frozen_weights_that_training_changes_are_as_before(move):
         assert differing(model, before) == []
 
 
-@pytest.mark.parametrize("make", [
-    lambda p: torch.optim.AdamW(p, 0.1, fused=True),
-    lambda p: torch.optim.SGD(p, 0.1, momentum=0.9, fused=True),
-    lambda p: torch.optim.ASGD(p, 0.1),
-])  # fmt: skip
-@pytest.mark.parametrize("steps", [0, 1, 5])
-def test_updates_of_optimizers_are_undone(make, steps):
+@pytest.mark.parametrize("steps", [0, 2])
+def test_updates_of_optimizers_are_undone(steps):
     """Fused ones do not count the versions of what they change."""
     model = Model()
-    optimizer = make([entry.tensor for entry in model.trainable()])
+    optimizer = torch.optim.AdamW([entry.tensor for entry in model.trainable()], 0.1, fused=True)
     moving = MovingState(model, model.trainable(), [optimizer])
 
     def update():

@@ -17,12 +17,6 @@ def info(group: int, local_size: int, host: str = "", **more: object) -> dict:
     return {"group": group, "local_size": local_size, "host": host or f"h{group}", **more}
 
 
-@pytest.fixture(autouse=True)
-def _interfaces(monkeypatch):
-    found = {"lo": ["127.0.0.1/8"], "eth0": ["192.0.2.7/24"]}
-    monkeypatch.setattr(torchrun, "interfaces", lambda loopback: found)
-
-
 def test_hosts_may_have_different_numbers_of_workers():
     plan = torchrun._allocate([info(0, 1), info(1, 2), info(1, 2)])
     names = ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size")
@@ -31,11 +25,6 @@ def test_hosts_may_have_different_numbers_of_workers():
         [1, 3, 0, 2, 1, 2],
         [2, 3, 1, 2, 0, 1],
     ]
-
-
-def test_two_groups_on_one_host_do_not_share_local_ranks():
-    plan = torchrun._allocate([info(0, 1, "h"), info(1, 1, "h")])
-    assert len({slot.hostname for slot in plan}) == 2
 
 
 def test_ranks_that_are_not_in_the_order_of_hosts_are_refused():
@@ -73,22 +62,17 @@ def test_on_one_host_the_key_is_in_a_file_of_the_user_and_not_in_the_store(stack
     assert not Path(offered["key_file"]).exists()
 
 
-@pytest.mark.parametrize("how", ["mode", "user", "link", "gone", "pipe"])
-def test_no_key_is_taken_from_what_is_not_a_file_of_the_user_alone(how, monkeypatch, tmp_path, stack):
+@pytest.mark.parametrize("how", ["mode", "link", "pipe"])
+def test_no_key_is_taken_from_what_is_not_a_file_of_the_user_alone(how, tmp_path, stack):
     file = Path(offer_key(ONE_HOST, stack)[1]["key_file"])
     if how == "mode":
         file.chmod(0o640)
-    elif how == "user":
-        own = torchrun.os.geteuid()
-        monkeypatch.setattr(torchrun.os, "geteuid", lambda: own + 1)
     elif how == "link":
         (tmp_path / "key").symlink_to(file)
         file = tmp_path / "key"
-    elif how == "pipe":
+    else:
         file = tmp_path / "pipe"
         torchrun.os.mkfifo(file, 0o600)
-    else:
-        file = tmp_path / "gone"
     with pytest.raises(EnvironmentFault, match="does not hand out the key"):
         take_key({"key_file": str(file)}, ONE_HOST)
 
@@ -104,10 +88,9 @@ def test_between_hosts_the_key_goes_through_the_store_unless_the_user_set_one(st
         take_key({}, hosts)
 
 
-@pytest.mark.parametrize("offered", [{"key": "a stranger's"}, {"key_file": "a stranger's"}])
-def test_a_key_in_the_store_does_not_displace_the_users(offered):
+def test_a_key_in_the_store_does_not_displace_the_users():
     with pytest.raises(EnvironmentFault, match=f"{KEY_VARIABLE} is set for rank 1 and not for rank 0"):
-        take_key(offered, {**ONE_HOST, KEY_VARIABLE: "mine"})
+        take_key({"key": "a stranger's"}, {**ONE_HOST, KEY_VARIABLE: "mine"})
 
 
 def test_on_one_host_no_key_is_taken_from_the_store():

@@ -8,8 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-import hvdtrain.backends.workers
-from hvdtrain.backends.workers import GATHER, HorovodWorkers, is_peer_error, packed, peer_errors
+from hvdtrain.backends.workers import GATHER, HorovodWorkers, packed, peer_errors
 from hvdtrain.errors import EnvironmentFault, ExchangeError, PeerLostError, TrainingError
 from hvdtrain.workers import wire
 from hvdtrain.workers.world import World
@@ -78,21 +77,18 @@ def test_processes_that_horovod_does_not_see_are_an_error(monkeypatch):
     "error",
     [
         HorovodInternalError("broken"),
-        type("Aborted", (HorovodInternalError,), {})("broken"),
         RuntimeError("\n  Horovod has been shut down. Exiting."),
-        ValueError("node allreduce: Horovod collectives aborted: rank 2 was killed"),
         ValueError("node allreduce: [gloo/transport/tcp/pair.cc:446] Connection reset by peer"),
     ],
     ids=repr,
 )
-@pytest.mark.parametrize("method", ["allgather_object", "barrier"])
-def test_a_collective_that_fails_is_a_lost_peer(method, error):
+def test_a_collective_that_fails_is_a_lost_peer(error):
     def fail(*_: object, **__: object) -> None:
         raise error
 
     workers = two_workers(fail)
     with pytest.raises(PeerLostError, match="because another worker ended") as caught:
-        getattr(workers, method)(*([] if method == "barrier" else ["x"]))
+        workers.barrier()
     assert caught.value.__cause__ is error
     assert caught.value.remedy == str(error).strip()
 
@@ -101,16 +97,12 @@ def test_a_collective_that_fails_is_a_lost_peer(method, error):
     "text",
     [
         "Mismatched data types: One rank had type float32, but another rank had type float64.",
-        "Mismatched ALLREDUCE tensor shapes: One rank sent a tensor of shape [2], but another rank sent [3].",
-        "Mismatched broadcast root ranks: One rank specified root rank 0, but another rank specified 1.",
         "Requested to allreduce, allgather, or broadcast a tensor with the same name as another tensor that "
         "is currently being processed.  If you want to request another tensor, use a different tensor name.",
     ],
 )
-@pytest.mark.parametrize("kind", [HorovodInternalError, ValueError])
-def test_operations_that_do_not_match_are_no_lost_peer(kind, text):
-    error = kind(text)
-    assert not is_peer_error(error)
+def test_operations_that_do_not_match_are_no_lost_peer(text):
+    error = HorovodInternalError(text)
     with pytest.raises(TrainingError, match="collective operations do not match: ") as caught, peer_errors():
         raise error
     assert text in caught.value.problem
@@ -177,14 +169,6 @@ def test_a_world_that_does_not_come_up_has_lost_a_worker():
     assert caught.value.remedy == "Horovod initialization failed: Horovod collectives aborted: x"
 
 
-@pytest.mark.parametrize("broken", [False, True])
-def test_only_a_broken_world_is_left_by_giving_up_what_is_under_way(broken, monkeypatch):
-    hvd = Horovod()
-    monkeypatch.setattr(hvdtrain.backends.workers, "abort_collectives", lambda why: hvd.calls.append("abort"))
-    elastic_workers(hvd).leave(broken=broken)
-    assert hvd.calls == (["abort"] if broken else []) + ["shutdown"]
-
-
 def framed(purpose: int, value: object) -> bytes:
     return packed(purpose, value)
 
@@ -202,17 +186,16 @@ def test_a_broadcast_gives_the_value_of_its_root_and_no_other():
     assert workers.broadcast_object((1, 2)) == (1, 2)
 
 
-@pytest.mark.parametrize("call", ["allgather_object", "broadcast_object"])
-def test_a_worker_whose_object_cannot_travel_tells_the_others(call):
+def test_a_worker_whose_object_cannot_travel_tells_the_others():
     sent: list[bytes] = []
-    workers = two_workers(lambda own: sent.append(own) or framed(GATHER if "all" in call else 0, None))
+    workers = two_workers(lambda own: sent.append(own) or framed(GATHER, None))
     with pytest.raises(ExchangeError, match=r"a builtins.function \(on rank 0\)") as raised_there:
-        getattr(workers, call)([same])
+        workers.allgather_object([same])
     other = HorovodWorkers(
         binding(2, rank=lambda: 1), SimpleNamespace(join=lambda data: joined(sent[0], data))
     )
     with pytest.raises(ExchangeError) as raised_here:
-        getattr(other, call)("fine")
+        other.allgather_object("fine")
     assert vars(raised_here.value) == vars(raised_there.value)
     assert raised_here.value.everywhere
 
@@ -240,15 +223,13 @@ def as_frame(message: bytes) -> bytes:
 @pytest.mark.parametrize(
     ("sent", "found"),
     [
-        (b"", "from rank 1 .* a message of 0 of 0 bytes"),
-        (PICKLE, "from rank 1 is not what the workers exchange here"),
         (as_frame(PICKLE), "rank 1 sent what no worker"),
         (framed(GATHER, 1) * 2, "bytes too many"),
         (GOOD[:-1], "from rank 1 .* a message of"),
         (framed(0, 1), "a broadcast from rank 0 where this worker has a gathering of objects"),
         (as_frame(wire.encode("x")), "another message where this worker has"),
     ],
-    ids=["nothing", "a pickle", "a framed pickle", "two", "a part", "a broadcast", "another form"],
+    ids=["a pickle", "two", "a part", "a broadcast", "another form"],
 )
 def test_what_no_worker_sends_is_refused_and_not_executed(sent, found, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
