@@ -62,11 +62,14 @@ def test_on_one_host_the_key_is_in_a_file_of_the_user_and_not_in_the_store(stack
     assert not Path(offered["key_file"]).exists()
 
 
-@pytest.mark.parametrize("how", ["mode", "link", "pipe"])
-def test_no_key_is_taken_from_what_is_not_a_file_of_the_user_alone(how, tmp_path, stack):
+@pytest.mark.parametrize("how", ["mode", "user", "link", "pipe"])
+def test_no_key_is_taken_from_what_is_not_a_file_of_the_user_alone(how, monkeypatch, tmp_path, stack):
     file = Path(offer_key(ONE_HOST, stack)[1]["key_file"])
     if how == "mode":
         file.chmod(0o640)
+    elif how == "user":
+        own = torchrun.os.geteuid()
+        monkeypatch.setattr(torchrun.os, "geteuid", lambda: own + 1)
     elif how == "link":
         (tmp_path / "key").symlink_to(file)
         file = tmp_path / "key"

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from hvdtrain.backends import workers as workers_module
 from hvdtrain.backends.workers import GATHER, HorovodWorkers, packed, peer_errors
 from hvdtrain.errors import EnvironmentFault, ExchangeError, PeerLostError, TrainingError
 from hvdtrain.workers import wire
@@ -167,6 +168,14 @@ def test_a_world_that_does_not_come_up_has_lost_a_worker():
     with pytest.raises(PeerLostError, match="could not connect the 3 workers") as caught:
         elastic_workers(hvd).restart(world(1, 3))
     assert caught.value.remedy == "Horovod initialization failed: Horovod collectives aborted: x"
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_only_a_broken_world_is_left_by_giving_up_what_is_under_way(broken, monkeypatch):
+    hvd = Horovod()
+    monkeypatch.setattr(workers_module, "abort_collectives", lambda why: hvd.calls.append("abort"))
+    elastic_workers(hvd).leave(broken=broken)
+    assert hvd.calls == (["abort"] if broken else []) + ["shutdown"]
 
 
 def framed(purpose: int, value: object) -> bytes:
