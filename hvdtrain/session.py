@@ -14,6 +14,7 @@ from hvdtrain.backends.base import Backend
 from hvdtrain.backends.hooks import LoopHooks
 from hvdtrain.backends.memory import MemoryPlan
 from hvdtrain.backends.step_metrics import NO_FLAGS, ControlFlags
+from hvdtrain.checkpoints.digest import ArrayForm
 from hvdtrain.checkpoints.manifest import Manifest
 from hvdtrain.checkpoints.saver import Saver
 from hvdtrain.config import Config
@@ -121,6 +122,8 @@ class Services:
     saver: Saver = field(default_factory=Saver)  # what writes checkpoints
     # the other parts of hvdtrain that take part in the loop
     hooks: LoopHooks = field(default_factory=LoopHooks)
+    # what stands for a batch in the digest of a checkpoint; empty if no digest is made
+    forms: Mapping[str, ArrayForm] = field(default_factory=dict)
     generation: int = 0  # the number of the world that this worker of an elastic job is in; 0 in other jobs
     # returns why this worker may no longer write files; empty while it may
     lost_lease: Callable[[], str] = lambda: ""

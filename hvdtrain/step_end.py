@@ -5,6 +5,7 @@ import time
 from hvdtrain.backends.step_metrics import NO_FLAGS, StepStatistics, encode_signals
 from hvdtrain.backends.trained_set import follow_trained
 from hvdtrain.callbacks import SHOULD_STOP, name_of
+from hvdtrain.checkpoints.digest import digest_of
 from hvdtrain.data.eval_sets import metric_prefixes, set_words
 from hvdtrain.early_stopping import MetricGoal
 from hvdtrain.errors import ENDINGS, ConfigError, PeerLostError, WorkerFailure, WorldChanged
@@ -108,7 +109,10 @@ def save(session: Session) -> None:
     with ACTIVITY.during(SAVING, session.state.progress.step):
         follow_changes(session, session.state.progress.step + 1)
         _combine_state(session)
-        session.services.saver.save(session.backend, session.manifest())
+        backend, config, averaged = session.backend, session.config, session.config.ema_decay is not None
+        with backend.ema_weights():
+            outputs = digest_of(backend, config, session.services.forms, averaged)
+        session.services.saver.save(backend, session.manifest().model_copy(update={"outputs": outputs}))
     session.state.save_is_due, session.state.saved_step = False, session.state.progress.step
 
 

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from hvdtrain.checkpoints.digest import OutputsDigest
 from hvdtrain.data.fingerprint import Fingerprint
 from hvdtrain.early_stopping import EarlyStoppingState, PlateauState
 from hvdtrain.errors import EnvironmentFault
@@ -91,7 +92,6 @@ class Manifest(BaseModel):
     # what the schedule plateau has lowered the learning rate to; None with another schedule
     plateau: PlateauState | None = None
     rescale: Any = Field(default=None, exclude=True)  # what older checkpoints kept
-    outputs: Any = Field(default=None, exclude=True)
     # the run's name among trackers; None if no tracker has it
     tracking_id: Annotated[str, Field(pattern=r"^[0-9a-z]{8,64}$")] | None = None
     # names of what is trained, by what they are, if callbacks have frozen or thawed parameters; None while
@@ -99,6 +99,8 @@ class Manifest(BaseModel):
     trained: dict[str, list[str]] | None = None
     # fingerprints of the data, by the task's method; empty if an older version made the checkpoint
     data: dict[str, Fingerprint] = {}
+    # what the model computes for drawn inputs; None if that is not known
+    outputs: OutputsDigest | None = None
     files: dict[str, FileInfo] = {}  # size and SHA-256 of the other files, by name
 
     @property

@@ -20,6 +20,7 @@ from hvdtrain.config import Config
 from hvdtrain.data.stream import Stream, is_place_kept, number_words, samples_words
 from hvdtrain.errors import CheckpointError
 from hvdtrain.jobs.opening.checkpoint_config import (
+    changed_outputs,
     load_initial_weights,
     misfits_named,
     read_checkpoint,
@@ -106,6 +107,8 @@ def restore(
     elif point.manifest is None:
         choice = Choice(config.init_only, config.init_skip)
         weights = load_initial_weights(source, backend, state, choice)
+        if choice.is_all and (before := source.manifest.outputs) is not None:
+            notes += changed_outputs(source, backend, config, before.averaged)
     else:
         with misfits_named(source):
             if (trained := source.manifest.trained) is not None:
@@ -114,6 +117,8 @@ def restore(
                     f"callbacks have frozen or thawed parameters before the checkpoint: {count} trained"
                 )
             backend.scatter_state(state)
+        with backend.ema_weights():
+            notes += changed_outputs(source, backend, config, config.ema_decay is not None)
     if (newest := point.newest) is not None:  # nothing there changes before the state has fitted
         later = partial(storage.quarantine_later, newest.parent, storage.step_of(newest))
         notes += run_on_rank_zero(backend.workers, later)

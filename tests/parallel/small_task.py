@@ -101,3 +101,26 @@ class UsesItsFramework(Small):
         import tensorflow as tf
 
         return tuple(tf.identity(array).numpy() for array in super().train_data())
+
+
+class Changing(Small):
+    """A model and a loss whose code changes between two jobs."""
+
+    @staticmethod
+    def loss(outputs, batch):
+        errors = outputs - batch["targets"]
+        return (abs(errors) if os.environ.get("CHANGED") == "loss" else errors**2)[:, 0]
+
+    def torch_model(self):
+        from torch import nn
+
+        activation = nn.Tanh() if os.environ.get("CHANGED") == "model" else nn.ReLU()
+        return nn.Sequential(nn.Linear(INPUTS, 8), activation, nn.Linear(8, OUTPUTS))
+
+    def tf_model(self):
+        import keras
+
+        layers = keras.layers
+        activation = "tanh" if os.environ.get("CHANGED") == "model" else "relu"
+        inner = layers.Dense(8, activation=activation, name="0")
+        return keras.Sequential([keras.Input((INPUTS,)), inner, layers.Dense(OUTPUTS, name="2")])

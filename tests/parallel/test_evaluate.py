@@ -91,3 +91,43 @@ def test_a_worker_that_lacks_the_checkpoint_says_so_with_its_host(tmp_path):
     assert "rank 0 on " in result.stderr
     assert f"there is no checkpoint {tmp_path / 'missing'}" in result.stderr
     assert "each host needs it, under this path" in result.stderr
+
+
+@pytest.mark.parametrize("framework", ["torch"])
+def test_code_that_changed_since_the_checkpoint_is_noted(framework, tmp_path):
+    """It is seen by what the model computes, wherever a checkpoint is opened, and in the other framework."""
+    task, run_dir = ("--task", SMALL.replace(":Small", ":Changing")), str(tmp_path / "run")
+    job = ("--framework", framework, *task, "--run-dir", run_dir)
+    pool.train(2, pool.controller_of(framework, 2), "--framework", framework, *task, cwd=tmp_path)
+
+    def said(*words, changed="", workers=1, of=framework):
+        controller = pool.controller_of(of, workers)
+        result = pool.command(workers, controller, of, *words, cwd=tmp_path, CHANGED=changed)
+        assert result.returncode == 0, result.output
+        return result.output
+
+    other = "tf" if framework == "torch" else "torch"
+    assert "Has its code changed" not in said("evaluate", run_dir, *task)
+    assert "Has its code changed" not in said("evaluate", run_dir, *task, "--framework", other, of=other)
+    assert "the loss computes something else" in said("evaluate", run_dir, *task, changed="loss", workers=2)
+    kinds = {"torch": "safetensors", "tf": "keras"}
+    for words in (
+        ("evaluate", run_dir, *task),
+        ("predict", run_dir, *task, "--output", str(tmp_path / "predicted.npz")),
+        ("export", run_dir, *task, "--to", kinds[framework]),
+        (
+            "--framework",
+            framework,
+            *task,
+            "--init",
+            run_dir,
+            "--run-dir",
+            str(tmp_path / "tuned"),
+            "--steps",
+            "1",
+        ),
+        (*job, "--resume", "--epochs", "3"),
+    ):
+        text = said(*words, changed="model")
+        assert "the model computes something else" in text, (words, text)
+        assert "outputs for the same drawn inputs differ by" in text

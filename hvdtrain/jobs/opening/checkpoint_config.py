@@ -11,6 +11,7 @@ from hvdtrain.backends.portable.names import OF_LAYERS, is_private
 from hvdtrain.backends.portable.partial import REMEDY, Choice, Selection, select
 from hvdtrain.backends.records import PortableState, Shapes, StatePart
 from hvdtrain.checkpoints import storage, verification
+from hvdtrain.checkpoints.digest import describe_changes
 from hvdtrain.checkpoints.manifest import CorruptCheckpoint, Manifest
 from hvdtrain.checkpoints.remote import fetched
 from hvdtrain.checkpoints.storage import Checkpoint
@@ -19,6 +20,7 @@ from hvdtrain.errors import CheckpointError, TaskError, UsageError
 from hvdtrain.host.launcher import is_elastic, launched_rank
 from hvdtrain.jobs.opening.data_identity import same_task
 from hvdtrain.jobs.run_directory.folder import CHECKPOINTS
+from hvdtrain.storage.text import with_urls
 from hvdtrain.task import built_in_names
 from hvdtrain.workers.agreement import run_on_rank_zero
 
@@ -166,6 +168,12 @@ def _shapes(state: PortableState) -> Shapes:
         for name, array in state.items()
         if name.startswith("model/") and not is_private(name)
     }
+
+
+def changed_outputs(found: Checkpoint, backend: Backend, config: Config, is_ema: bool) -> list[str]:
+    """Collective. Return sentences on how the model computes something else than when it was saved."""
+    path = with_urls(str(found.path))
+    return describe_changes(found.manifest.outputs, path, backend, config, is_ema)
 
 
 def read_checkpoint(found: Checkpoint, weights_only: bool = False) -> PortableState:

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -14,6 +14,7 @@ from hvdtrain.backends.objective.gathering import comparing_error
 from hvdtrain.backends.objective.losses import IGNORE_INDEX
 from hvdtrain.backends.objective.objective import has_own_values
 from hvdtrain.backends.records import ModelInfo
+from hvdtrain.checkpoints.digest import ArrayForm, forms_of
 from hvdtrain.data.eval_sets import TRAINING_DATA, set_words, sets_of
 from hvdtrain.data.feed import HostBatch
 from hvdtrain.data.readers import LocalFetch
@@ -47,6 +48,8 @@ class Dry:
     passes: Sequence[Pass]  # of the training data and the evaluation sets; none if training is done already
     notes: Sequence[str]  # what to report to the user, the same on every worker
     seconds: float  # how long it took
+    # what stands for a batch in the digest of a checkpoint; empty if the model cannot be compared
+    forms: Mapping[str, ArrayForm] = field(default_factory=dict)
 
 
 def try_out(session: Session, task: Any, model: ModelInfo) -> Dry:
@@ -55,6 +58,7 @@ def try_out(session: Session, task: Any, model: ModelInfo) -> Dry:
     memory, backend = session.memory, session.backend
     plan = memory.own = plan_memory(session, model)
     found = dry_run(session, task, plan)
+    session.services.forms = found.forms
     device = backend.device_memory()
     memory.own = replace(plan, taken=peak_bytes() if device is None else device.peak)
     is_split = session.config.stages > 1
@@ -95,7 +99,12 @@ def dry_run(session: Session, task: Any, memory: MemoryPlan | None = None) -> Dr
     notes = share_findings(workers, next(filter(None, errors), None), found)
     changed = dict(passes[0].result.changed) if passes else {}
     session.backend.replica_state.expect(workers.allgather_object(changed))
-    return Dry(passes, notes, time.perf_counter() - begun_seconds)
+    forms: Mapping[str, ArrayForm] = {}
+    # two results of a random evaluation cannot be compared
+    if passes and not any(one.is_random or one.with_row_numbers for one in passes):
+        forms = forms_of(passes[min(1, len(passes) - 1)].arrays)
+    forms = workers.broadcast_object(forms, 0)
+    return Dry(passes, notes, time.perf_counter() - begun_seconds, forms)
 
 
 def comparing_error_of(session: Session, task: Any, what: str, comparing: str) -> HvdtrainError | None:
@@ -228,8 +237,9 @@ def _look_at(session: Session, task: Any, one: Pass, batch: HostBatch, first: Pa
     config, evaluated = session.config, partial(session.backend.dry_run, training=False)
     if first is not None:
         again = evaluated(replace(batch, step=batch.step + 1))
-        random = random_note(one.what, one.result, again, is_half=config.precision != "fp32")
-        one.note = random or scale_note(one.what, one.arrays, first.arrays)
+        one.note = random_note(one.what, one.result, again, is_half=config.precision != "fp32")
+        one.is_random = bool(one.note)
+        one.note = one.note or scale_note(one.what, one.arrays, first.arrays)
     elif session.data.evaluation is not None:  # which shows the same of the loss
         return
     # named losses and metrics check shapes themselves

@@ -46,6 +46,7 @@ class Pass:
     comparing: str = ""
     error: HvdtrainError | None = None  # what is wrong
     note: str = ""  # what the user should know
+    is_random: bool = False  # whether two evaluations of the batch differ
     # whether it may have numbers of its own rows, so that no part of it can be computed
     with_row_numbers: bool = False
 

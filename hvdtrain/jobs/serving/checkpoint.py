@@ -23,6 +23,7 @@ from hvdtrain.host.launcher import open_console
 from hvdtrain.jobs.compatibility import Job, check
 from hvdtrain.jobs.failures import end_if_uncaught, interruptible
 from hvdtrain.jobs.opening.checkpoint_config import (
+    changed_outputs,
     find_unverified,
     layers_of,
     load_weights,
@@ -264,7 +265,7 @@ def load_verified(
 
     found, is_ema, notes = run_on_rank_zero(backend.workers, read, doing="reading the checkpoint")
     load_weights(found, backend, states.pop() if states else None)
-    return found, is_ema, notes
+    return found, is_ema, [*notes, *changed_outputs(found, backend, config, is_ema)]
 
 
 def holds_saved_model(place: Path) -> bool:
