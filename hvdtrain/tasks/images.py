@@ -1,4 +1,4 @@
-"""Classification of images from files: an image folder or npz."""
+"""Classification of images from files: IDX, an image folder or npz."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,7 +8,7 @@ import numpy as np
 
 from hvdtrain.data.augment import Crop, Flip, RandomResizedCrop, Size, Transform
 from hvdtrain.data.eval_sets import first_set
-from hvdtrain.data.images import folder, npz
+from hvdtrain.data.images import arrays, folder
 from hvdtrain.data.images.sources import (
     Found,
     ImageData,
@@ -22,10 +22,8 @@ from hvdtrain.errors import DataError
 from hvdtrain.models.choose import IMAGE_DEFAULTS, NAMES, BuiltIn, image_module, image_sizes
 from hvdtrain.tasks import _options as options
 
-FORMS = ("auto", "folder", "npz")
-_WANTED = (
-    "Expected: an npz file, or a folder for each class. `hvdtrain docs images` makes an npz file of MNIST's."
-)
+FORMS = ("auto", "idx", "folder", "npz")
+_WANTED = "Expected: IDX files (train-images-idx3-ubyte, ...), an npz file, or a folder for each class."
 
 
 def find(path: Path, form: str) -> Found:
@@ -36,10 +34,12 @@ def find(path: Path, form: str) -> Found:
         if not path.is_dir() and (form not in ("auto", "npz") or path.suffix != ".npz"):
             raise DataError(f"{path} is neither a folder nor an npz file", _WANTED)
         archives = [path] if path.is_file() else sorted(path.glob("*.npz"))
+        if form == "idx" or (form == "auto" and path.is_dir() and arrays.idx_names_in(path)):
+            return arrays.find_idx(path)
         if form == "folder" or (form == "auto" and not archives and folder.folders_in(path)):
             return folder.find(path)
         if len(archives) == 1:
-            return npz.find_npz(archives[0])
+            return arrays.find_npz(archives[0])
     if not archives and form == "auto":
         raise DataError(f"{path} contains no images of a known form", _WANTED)
     names = ", ".join(file.name for file in archives[:5]) or "none"
@@ -56,7 +56,7 @@ class Images(BuiltIn):
 
     Args:
         path: a folder, or an npz file.
-        form: "auto", "folder" or "npz".
+        form: "auto", "idx", "folder" or "npz".
         model: "mlp", "convnet", "resnet18", "resnet34" or "resnet50".
         activation: activation of ResNets, "relu" or "silu".
         image_size: side of the images, or [height, width]; by default that of the files.
@@ -180,8 +180,10 @@ def _normalisation(source: ImageSource, train: Any, size: Size, mean: Any, std: 
     deviations = None if std is None else _per_channel("std", std, source.channels)
     if deviations is not None and min(deviations) <= 0:
         raise options.wrong("std", "above 0", std)
-    measured = None if means and deviations else measure(source, train, size)
-    return Normalisation(means or measured.mean, deviations or measured.std)  # type: ignore[union-attr]
+    if means is not None and deviations is not None:
+        return Normalisation(means, deviations)
+    measured = measure(source, train, size)
+    return Normalisation(means or measured.mean, deviations or measured.std)
 
 
 def _transforms(names: Sequence[str], size: Size) -> tuple[Transform, ...]:

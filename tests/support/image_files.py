@@ -1,5 +1,6 @@
 """Writing the same images in every form that the task images reads."""
 
+import gzip
 from functools import cache
 from pathlib import Path
 
@@ -8,7 +9,7 @@ from PIL import Image
 
 from hvdtrain.tasks.digits import Digits
 
-FORMS = ("npz", "npz compressed", "folder")
+FORMS = ("idx", "idx.gz", "npz", "npz compressed", "folder")
 
 
 @cache
@@ -28,6 +29,23 @@ def in_colour(images: np.ndarray, side: int = 32) -> np.ndarray:
     return np.stack([large, 255 - large, large // 2], axis=3)
 
 
+def idx_bytes(array: np.ndarray) -> bytes:
+    sides = b"".join(side.to_bytes(4) for side in array.shape)
+    return bytes([0, 0, 8, array.ndim]) + sides + array.astype(np.uint8).tobytes()
+
+
+def write_idx(
+    folder: Path, images: np.ndarray, labels: np.ndarray, part: str = "train", end: str = ""
+) -> Path:
+    """Write images and labels as MNIST's files are named; ``end`` is ".gz" or nothing."""
+    folder.mkdir(exist_ok=True)
+    for name, array in ((f"images-idx{images.ndim}", images), ("labels-idx1", labels)):
+        content = idx_bytes(array)
+        packed = gzip.compress(content, 1, mtime=0) if end else content
+        (folder / f"{part}-{name}-ubyte{end}").write_bytes(packed)
+    return folder
+
+
 def write_folder(folder: Path, images: np.ndarray, labels: np.ndarray, suffix: str = ".png") -> Path:
     """Write an image per file, in a sub-folder per class."""
     for place, (image, label) in enumerate(zip(images, labels, strict=True)):
@@ -45,4 +63,6 @@ def write(form: str, root: Path, images: np.ndarray, labels: np.ndarray) -> Path
         save = np.savez_compressed if "compressed" in form else np.savez
         save(place / "images.npz", x_train=images, y_train=labels)
         return place / "images.npz"
-    return write_folder(place, images, labels)
+    if form == "folder":
+        return write_folder(place, images, labels)
+    return write_idx(place, images, labels, end=".gz" if form.endswith("gz") else "")

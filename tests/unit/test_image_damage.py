@@ -1,5 +1,6 @@
 """Damaged images of every form: a clear error or no harm, never anything else, never much memory."""
 
+import gzip
 import resource
 import struct
 import time
@@ -9,7 +10,7 @@ from io import BytesIO
 import numpy as np
 import pytest
 from PIL import Image
-from support.image_files import digits, in_colour, write_folder
+from support.image_files import digits, idx_bytes, in_colour, write_folder, write_idx
 from support.mutations import every
 
 from hvdtrain.data.datasets import fetch
@@ -36,6 +37,9 @@ def image_bytes(kind: str) -> bytes:
 
 # form: (the file that is damaged, its content, count, length of its header, where sizes lie in it)
 TARGETS = {
+    "IDX images": ("train-images-idx3-ubyte", idx_bytes(IMAGES), 8, 16, (4, 8, 12)),
+    "IDX labels": ("train-labels-idx1-ubyte", idx_bytes(LABELS), 8, 8, (4,)),
+    "gzipped IDX": ("train-images-idx3-ubyte.gz", gzip.compress(idx_bytes(IMAGES), mtime=0), 12, 30, ()),
     "npz": ("images.npz", npz_bytes(), 25, 120, ()),
     "compressed npz": ("images.npz", npz_bytes(np.savez_compressed), 25, 120, ()),
     "PNG": ("class 0/00000.png", image_bytes("PNG"), 12, 40, (16, 20)),
@@ -59,7 +63,9 @@ def places(tmp_path_factory):
     found = {}
     for form, (file, good, *_) in TARGETS.items():
         place = tmp_path_factory.mktemp("damaged")
-        if "npz" not in form:
+        if "IDX" in form:
+            write_idx(place, IMAGES, LABELS, end=".gz" if file.endswith(".gz") else "")
+        elif "npz" not in form:
             write_folder(place, COLOURS[1:5], np.array([0, 1, 1, 0]))
         (place / file).write_bytes(good)
         found[form] = place

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from PIL import Image
-from support.image_files import digits, write_folder
+from support.image_files import digits, idx_bytes, write_folder, write_idx
 
 from hvdtrain.errors import DataError
 from hvdtrain.tasks.images import Images
@@ -11,6 +11,12 @@ from hvdtrain.tasks.images import Images
 COUNT = 200
 IMAGES, LABELS = digits()[0][:COUNT], digits()[1][:COUNT]
 ALL = np.arange(COUNT)
+CUT = idx_bytes(IMAGES)[:-100]
+
+
+def _file(path, content):
+    path.write_bytes(content)
+    return path
 
 
 def _npz(folder, **arrays):
@@ -25,10 +31,22 @@ def _two_sizes(folder):
 
 
 REFUSED = {
-    "nothing known": (lambda p: p, "contains no images of a known form\nExpected: an npz file"),
+    "nothing known": (lambda p: p, "contains no images of a known form\nExpected: IDX files"),
+    "no labels": (
+        lambda p: _file(p / "train-images-idx3-ubyte", idx_bytes(IMAGES)).parent,
+        "there is no file of labels next to .*train-images-idx3-ubyte",
+    ),
+    "swapped files": (
+        lambda p: _file(write_idx(p, IMAGES, LABELS) / "train-images-idx3-ubyte", idx_bytes(LABELS)).parent,
+        "byte 0: the magic number must be 0x00000803 or 0x00000804, found 0x00000801",
+    ),
+    "idx cut short": (
+        lambda p: _file(write_idx(p, IMAGES, LABELS) / "train-images-idx3-ubyte", CUT).parent,
+        "is truncated.*the header declares 200 x 8 x 8 = 12,800 bytes",
+    ),
     "a label beyond the classes": (
-        lambda p: _npz(p, images=IMAGES, labels=np.where(ALL == 17, 99, LABELS)),
-        r"labels\[17\]: label 99 is out of range; there are 10 classes",
+        lambda p: write_idx(p, IMAGES, np.where(ALL == 17, 99, LABELS)),
+        "labels-idx1-ubyte, sample 17: label 99 is out of range; there are 10 classes",
     ),
     "too few labels": (
         lambda p: _npz(p, images=IMAGES, labels=LABELS[1:]),

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from PIL import Image
-from support.image_files import FORMS, digits, in_colour, write, write_folder
+from support.image_files import FORMS, digits, in_colour, write, write_folder, write_idx
 
 from hvdtrain.data.datasets import fetch, signature
 from hvdtrain.tasks.images import Images
@@ -44,12 +44,14 @@ def test_every_form_gives_the_same_colours(tmp_path):
 
 
 def test_parts_that_lie_apart_are_used_so(tmp_path):
+    write_idx(tmp_path / "idx", IMAGES, LABELS, end=".gz")
+    write_idx(tmp_path / "idx", IMAGES[:30], LABELS[:30], "t10k")
     np.savez(
         tmp_path / "k.npz", x_train=IMAGES, y_train=LABELS[:, None], x_test=IMAGES[:30], y_test=LABELS[:30]
     )
     write_folder(tmp_path / "folder" / "train", IMAGES, LABELS)
     write_folder(tmp_path / "folder" / "val", IMAGES[:30], LABELS[:30])
-    for place in ("k.npz", "folder"):
+    for place in ("idx", "k.npz", "folder"):
         task = Images(path=str(tmp_path / place))
         assert (len(task.train_data()), len(task.eval_data())) == (COUNT, 30)
         assert set(by_content(fetch(task.eval_data(), ALL[:30]))) <= set(
@@ -58,7 +60,7 @@ def test_parts_that_lie_apart_are_used_so(tmp_path):
 
 
 def test_one_set_is_split_by_a_seed_without_overlap(tmp_path):
-    path = write("npz", tmp_path, IMAGES, LABELS)
+    path = write("idx", tmp_path, IMAGES, LABELS)
     parts = []
     for seed in (0, 0, 1):
         task = Images(path=path, eval_fraction=0.25, split_seed=seed)

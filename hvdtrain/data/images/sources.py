@@ -47,7 +47,7 @@ class ImageSource(Protocol):
 class Found:
     """The images that were found."""
 
-    form: str  # the form of the files, such as "npz file"
+    form: str  # the form of the files, such as "IDX files"
     train: ImageSource  # the images for training, or all images
     evaluation: ImageSource | None = None  # the images for evaluation, or None if they are not separate
     classes: int | None = None  # the number of classes, or None if the form does not define it

@@ -1,5 +1,12 @@
-"""Images in npz files, in which nothing is unpickled."""
+"""Images in arrays: IDX files such as those of MNIST, and npz files, in which nothing is unpickled.
 
+IDX (http://yann.lecun.com/exdb/mnist/), plain or gzipped: two zero bytes, the number type, the number of
+axes, each axis as 4 bytes in big-endian order; then the numbers.
+"""
+
+import gzip
+import math
+import re
 import struct
 from functools import partial
 from pathlib import Path
@@ -11,9 +18,12 @@ from numpy.typing import NDArray
 
 from hvdtrain.data.augment import Size, centre_box, resize_array
 from hvdtrain.data.images.sources import ChooseBox, Found, reading
+from hvdtrain.data.serialization import mapped
 from hvdtrain.errors import DataError
 from hvdtrain.storage.files import open_regular
 
+_IDX_NAME = re.compile(r"(.*[-_.])?(train|t10k|test)[-_.](images|labels)[-_.]idx\d[-_.]ubyte(\.gz)?")
+_UNSIGNED_BYTES = b"\0\0\x08"
 _PAIRS = (("x_train", "y_train"), ("images", "labels"), ("train_images", "train_labels"))
 _EVAL_PAIRS = (("x_test", "y_test"), ("test_images", "test_labels"))
 # exceptions that zipfile raises for damaged archives, in addition to its own
@@ -23,7 +33,7 @@ _ZIP_ERRORS = (struct.error, ValueError, OverflowError, RuntimeError)
 class ArraySource:
     """Images of equal size, (images, height, width[, channels]), in an array; see :class:`ImageSource`."""
 
-    def __init__(self, path: str, pixels: NDArray[np.uint8], labels: NDArray[Any], place: str) -> None:
+    def __init__(self, path: Path, pixels: NDArray[np.uint8], labels: NDArray[Any], place: str) -> None:
         sides = " x ".join(map(str, pixels.shape))
         if pixels.ndim not in (3, 4) or (pixels.ndim == 4 and pixels.shape[3] not in (1, 3)):
             raise DataError(
@@ -41,7 +51,7 @@ class ArraySource:
 
     def where(self, index: int) -> str:
         """Return the place of a label."""
-        return f"{self._place}[{index}]"
+        return f"{self._place}, sample {index}"
 
     def read(self, indices: NDArray[np.int64], size: Size, choose: ChooseBox | None) -> NDArray[np.uint8]:
         """Return images."""
@@ -54,6 +64,67 @@ class ArraySource:
             box = choose(place, width, height) if choose else centre_box(width, height, size)
             result[place] = resize_array(image, box, size)
         return result
+
+
+def idx_names_in(folder: Path) -> list[Path]:
+    """Return the files of a folder that have the name of an IDX file."""
+    return sorted(path for path in folder.iterdir() if _IDX_NAME.fullmatch(path.name))
+
+
+def find_idx(folder: Path) -> Found:
+    """Open the IDX files of a folder."""
+    train = _open_idx(folder, ("train",))
+    if train is None:
+        raise DataError(f"{folder} contains no training images: train-images-idx3-ubyte or the same with .gz")
+    return Found("IDX files", train, _open_idx(folder, ("t10k", "test")))
+
+
+def _open_idx(folder: Path, parts: tuple[str, ...]) -> ArraySource | None:
+    images, labels = (_the_one(folder, parts, what) for what in ("images", "labels"))
+    if images is None and labels is None:
+        return None
+    if images is None or labels is None:
+        missing = "labels" if labels is None else "images"
+        raise DataError(f"there is no file of {missing} next to {images or labels}")
+    return ArraySource(images, read_idx(images, (3, 4)), read_idx(labels, (1,)), str(labels))
+
+
+def _the_one(folder: Path, parts: tuple[str, ...], what: str) -> Path | None:
+    """Find a file; of a plain and a gzipped one of the same name the plain one."""
+    found = {}
+    for path in reversed(idx_names_in(folder)):
+        match = _IDX_NAME.fullmatch(path.name)
+        if match and match[2] in parts and match[3] == what:
+            found[path.name.removesuffix(".gz")] = path
+    if len(found) > 1:
+        names = ", ".join(sorted(path.name for path in found.values()))
+        raise DataError(f"{folder} contains more than one file of {what}: {names}", "Keep only one of them.")
+    return next(iter(found.values()), None)
+
+
+def read_idx(path: Path, axes: tuple[int, ...]) -> NDArray[np.uint8]:
+    """Read a file of unsigned bytes: mapped into memory, or decompressed if it is gzipped."""
+    with reading(path), open_regular(path) as file:
+        stream: Any = gzip.GzipFile(fileobj=file) if path.suffix == ".gz" else file
+        magic = stream.read(4)
+        count = magic[3] if len(magic) == 4 and magic[:3] == _UNSIGNED_BYTES else 0
+        if count not in axes:
+            wanted = " or ".join(f"0x{(_UNSIGNED_BYTES + bytes([number])).hex()}" for number in axes)
+            raise DataError(f"{path}, byte 0: the magic number must be {wanted}, found 0x{magic.hex()}")
+        header = stream.read(4 * count)
+        if len(header) < 4 * count:
+            raise DataError(f"{path} is truncated within its header")
+        data = np.frombuffer(stream.read(), np.uint8) if path.suffix == ".gz" else None
+    shape, offset = tuple(np.frombuffer(header, ">u4").tolist()), 4 + 4 * count
+    if data is None:
+        data = mapped(path, offset) if path.stat().st_size > offset else np.empty(0, np.uint8)
+    if data.size != math.prod(shape):
+        raise DataError(
+            f"{path} {'is truncated' if data.size < math.prod(shape) else 'does not fit its header'}: the "
+            f"header declares {' x '.join(f'{side:,}' for side in shape)} = {math.prod(shape):,} bytes, and "
+            f"there are {data.size:,}"
+        )
+    return data.reshape(shape)
 
 
 def find_npz(path: Path) -> Found:
@@ -80,7 +151,7 @@ def _read_pair(path: Path, archive: Any, names: tuple[str, str]) -> ArraySource:
     if labels.dtype.kind not in "iu":
         raise DataError(f"{path}, {names[1]}: labels must be whole numbers, found {labels.dtype}")
     labels = labels[:, 0] if labels.ndim == 2 and labels.shape[1] == 1 else labels
-    return ArraySource(f"{path}, {names[0]}", images, labels, f"{path}, {names[1]}")
+    return ArraySource(path / names[0], images, labels, f"{path}, {names[1]}")
 
 
 def _read_array(path: Path, archive: Any, name: str) -> NDArray[Any]:
