@@ -1,13 +1,10 @@
 """The configuration: who wins, which rules hold, what a message says, what is written and read."""
 
-import os
 from pathlib import Path
 from typing import Literal, get_origin
 
 import pytest
 import yaml
-from hypothesis import given
-from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
 from hvdtrain.config import Config, Layer
@@ -15,7 +12,6 @@ from hvdtrain.config.layers import parse_assignments, read_file, resolve
 from hvdtrain.config.train_options import TrainOptions
 from hvdtrain.config.yaml_reader import parse_yaml
 from hvdtrain.errors import ConfigError
-from hvdtrain.schedule import Cadence
 
 TORCH = Layer("options", {"framework": "torch"})
 SOURCES = ("defaults of task digits", "run.yaml", "--set", "options")
@@ -58,10 +54,6 @@ def test_one_source_cannot_set_both_of_a_pair(pair):
     assert "run.yaml sets both" in refused(Layer("run.yaml", pair))
 
 
-def test_training_lasts_ten_epochs_where_nobody_says():
-    assert resolved().epochs == 10.0
-
-
 def test_a_framework_must_be_given():
     with pytest.raises(ConfigError, match="no framework is given\nAdd --framework torch or --framework tf"):
         resolve([Layer("options", {"seed": 1})])
@@ -80,8 +72,6 @@ def test_task_options_of_all_sources_come_together():
     ("name", "hint"),
     [
         ("batchsize", "Did you mean 'batch_size'?"),
-        ("learning-rate", "Did you mean 'learning_rate'?"),
-        ("sede", "Did you mean 'seed'?"),
         ("LR", "Did you mean 'learning_rate'?"),
         ("--num-workers", "Did you mean 'read_workers'?"),
         ("qqq", "`hvdtrain docs config` lists every field."),
@@ -159,17 +149,14 @@ OFFENCES = [
         "should be 0, for no limit, or at least 5: workers tell what they do once a second",
     ),
     ("compression", "int8", "should be 'none', 'fp16', 'bf16' or 'powersgd:RANK', such as powersgd:4"),
-    *(("compression", f"powersgd{rank}", RANK) for rank in ("", ":0", ":33", ":x", ":4:4", ":-1")),
+    *(("compression", f"powersgd{rank}", RANK) for rank in (":0", ":33", ":x")),
     ("profile", "20:24", "must be steps such as 20-24, or one step such as 20"),
-    ("profile", 0, "the first step must be 1 or later"),
     ("profile", "24-20", "the last step must not be before the first"),
-    ("profile", "1-101", "must be at most 100 steps"),
     *((field, "often", INTERVAL) for field in ("log_every", "eval_every", "save_every")),
     ("log_every", 0, "must be greater than 0"),
     *((field, "accuracy:most", GOAL) for field in ("early_stopping", "keep_best")),
     ("keep_best", ":min", GOAL),
     ("lr_step_epochs", [3, 2], "should be in ascending order and not negative"),
-    ("lr_step_epochs", [-1, 2], "should be in ascending order and not negative"),
 ]
 
 
@@ -182,11 +169,6 @@ def test_an_offence_names_field_rule_value_and_source(field, value, rule):
     ("text", "value"),
     [
         ("1e-3", 1e-3),
-        ("-2.5e2", -250.0),
-        ("0.1", 0.1),
-        ("null", None),
-        ("0.5epoch", "0.5epoch"),
-        ("[1, 2.5]", [1, 2.5]),
         ("1:30", "1:30"),
         ("2026-11-28", "2026-11-28"),
         ("0o17", 15),
@@ -209,21 +191,12 @@ def test_malformed_yaml_is_named_by_file_line_and_column(tmp_path, text, place):
         read_file(path)
 
 
-@pytest.mark.parametrize(
-    "tag", ["!!python/object/apply:os.mkdir", "!!python/object/new:os.mkdir", "!!python/name:os.mkdir"]
-)
-def test_nothing_in_yaml_runs_code(tmp_path, tag):
+def test_nothing_in_yaml_runs_code(tmp_path):
     path = tmp_path / "run.yaml"
-    path.write_text(f"seed: {tag} [{tmp_path / 'made'}]\n")
+    path.write_text(f"seed: !!python/object/apply:os.mkdir [{tmp_path / 'made'}]\n")
     with pytest.raises(ConfigError, match=r"run\.yaml is not valid YAML at line 1"):
         read_file(path)
     assert not (tmp_path / "made").exists()
-
-
-def test_a_pipe_in_place_of_a_config_file_is_refused(tmp_path):
-    os.mkfifo(tmp_path / "run.yaml")
-    with pytest.raises(ConfigError, match="cannot read the config file"):
-        read_file(tmp_path / "run.yaml")
 
 
 @pytest.mark.parametrize(("text", "kind"), [("- seed: 1", "list"), ("seed", "str")])
@@ -238,9 +211,6 @@ def test_a_config_file_must_hold_fields(tmp_path, text, kind):
     [
         (["seed=1"], {"seed": 1}),
         (["run_dir=a=b"], {"run_dir": "a=b"}),
-        (["clip_norm=null"], {"clip_norm": None}),
-        (["lr_step_epochs=[1, 2]"], {"lr_step_epochs": [1, 2]}),
-        (["task_options.a=1", "task_options.b=x"], {"task_options": {"a": 1, "b": "x"}}),
         (["task_options.m.a=1", "task_options.m.b=2"], {"task_options": {"m": {"a": 1, "b": 2}}}),
         (["task_options={a: 1}", "task_options.b=2"], {"task_options": {"a": 1, "b": 2}}),
     ],
@@ -284,28 +254,6 @@ def test_what_is_written_repeats_the_run(tmp_path, fields):
     assert resolve([TASK_DEFAULTS, read_file(path)]) == config
 
 
-# PyYAML does not read the Unicode line separators that it writes
-TEXTS = st.text(st.characters(exclude_categories=("Cc", "Cs", "Zl", "Zp"), exclude_characters="\ufeff"))
-
-
-@given(
-    fields=st.fixed_dictionaries(
-        {},
-        optional={
-            "learning_rate": st.floats(0, 1e9, exclude_min=True),
-            "momentum": st.floats(0, 1, exclude_max=True),
-            "seed": st.integers(0, 2**63 - 1),
-            "log_every": st.integers(1, 10**20).map(Cadence),
-            "clip_norm": st.none() | st.floats(0, 1e9, exclude_min=True),
-            "task_options": st.dictionaries(TEXTS, TEXTS | st.floats(allow_nan=False) | st.integers()),
-        },
-    )
-)
-def test_any_config_survives_being_written_and_read(fields):
-    config = resolved(**fields)
-    assert resolve([Layer("config.yaml", parse_yaml(config.to_yaml(), "config.yaml"))]) == config
-
-
 def test_where_a_run_lies_and_goes_on_from_is_not_part_of_what_repeats_it():
     written = yaml.safe_load(resolved(run_dir="here", resume="auto").to_yaml())
     assert {"run_dir", "resume"} & set(written) == set()
@@ -326,3 +274,26 @@ def test_typed_options_are_the_fields_and_take_their_values():
         TypeAdapter(kind).validate_python(values[name])
         if get_origin(kind) is Literal:
             assert kind == fields[name].annotation
+
+
+def refused_yaml(text: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        parse_yaml(text, "run.yaml")
+    prefix = "run.yaml is not valid YAML at "
+    assert caught.value.problem.startswith(prefix)
+    return caught.value.problem.removeprefix(prefix)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("epochs: 1\nseed: 2\nepochs: 3\n", "line 3, column 1: the key 'epochs'{}1"),
+        ("a:\n  b: 1\n  c: 2\n  b: 3\n", "line 4, column 3: the key 'b'{}2"),
+    ],
+)
+def test_a_key_that_is_given_twice_is_refused_with_both_lines(text, said):
+    assert refused_yaml(text) == said.format(" is given a second time; the first is in line ")
+
+
+def test_an_alias_is_refused():
+    assert refused_yaml("a: &x 1\nb: *x\n") == "line 2, column 4: an alias: write the value out"

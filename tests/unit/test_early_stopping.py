@@ -10,32 +10,6 @@ from hvdtrain.early_stopping import MetricGoal, early_stopping_from
 from hvdtrain.errors import PeerLostError, WorkerFailure
 from hvdtrain.loop import run
 
-LOSS, ACCURACY = MetricGoal.parse("loss"), MetricGoal.parse("accuracy")
-
-
-def after(values, rule=LOSS):
-    state = early_stopping_from(rule, None)
-    for number, value in enumerate(values):
-        state = state.update(rule, value, 10 * (number + 1))
-    return state
-
-
-@pytest.mark.parametrize(
-    ("rule", "values", "expected"),
-    [
-        (LOSS, [], (None, None, 0)),
-        (LOSS, [0.5, 0.6], (0.5, 10, 1)),
-        (LOSS, [0.5, 0.5], (0.5, 10, 1)),
-        (LOSS, [0.5, 0.6, 0.4], (0.4, 30, 0)),
-        (LOSS, [math.nan, math.inf], (None, None, 2)),
-        (LOSS, [0.5, math.nan], (0.5, 10, 1)),
-        (ACCURACY, [0.5, 0.6, 0.4], (0.6, 20, 1)),
-    ],
-)
-def test_evaluations_without_an_improvement_are_counted(rule, values, expected):
-    found = after(values, rule)
-    assert (found.best, found.best_step, found.evaluations) == expected
-
 
 def session_of(tmp_path, workers, losses, patience=2, **fields):
     """Give a session that evaluates at each of its 5 steps (of 4 samples; 3 where two workers share)."""
@@ -134,3 +108,39 @@ def test_a_callback_that_fails_ends_the_job_on_all_workers(tmp_path):
     found = on_every_rank(["here"] * 2, work)
     assert all(isinstance(error, WorkerFailure) for error in found)
     assert "callback StopsAt failed in should_stop: " in found[1].problem
+
+
+@pytest.mark.parametrize(
+    ("text", "metric", "highest"),
+    [
+        ("accuracy", "accuracy", True),
+        ("loss", "loss", False),
+        ("top_5_error", "top_5_error", False),
+        ("lossless", "lossless", True),
+        ("noisy/loss", "noisy/loss", False),
+        ("low_loss/accuracy", "low_loss/accuracy", True),
+        ("loss:max", "loss", True),
+        ("score:min", "score", False),
+    ],
+)
+def test_a_metric_is_best_when_highest_unless_its_name_or_the_user_says_otherwise(text, metric, highest):
+    assert MetricGoal.parse(text) == MetricGoal(metric, highest)
+
+
+@pytest.mark.parametrize(
+    ("new", "old", "better"),
+    [
+        (0.5, None, True),
+        (0.6, 0.5, True),
+        (0.5, 0.5, False),
+        (0.4, 0.5, False),
+        (None, None, False),
+        (math.nan, 0.5, False),
+        (math.inf, 0.5, False),
+    ],
+)
+@pytest.mark.parametrize("highest", [True, False])
+def test_a_number_is_better_than_none_and_a_tie_is_no_improvement(new, old, better, highest):
+    sign = 1 if highest else -1
+    signed = [value if value is None else sign * value for value in (new, old)]
+    assert MetricGoal("score", highest).improves(*signed) == better

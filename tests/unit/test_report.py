@@ -3,9 +3,7 @@
 import json
 
 import pytest
-from support.watching import MEANS, METRICS, step_info, summary
-
-from hvdtrain.reporting.report import Report
+from support.watching import summary
 
 
 def test_lines_begin_with_the_first_window_and_then_come_every_few_seconds(plain, clock):
@@ -46,18 +44,3 @@ def test_a_run_that_did_not_end_well_is_not_called_done(plain, tmp_path, status)
     assert plain.lines == []
     written = json.loads((tmp_path / "summary.json").read_text())
     assert (written["status"], written["error"]) == (status, "the loss is nan")
-
-
-def test_the_report_of_other_ranks_says_and_writes_nothing(tmp_path, capfd, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    silent = Report()
-    silent.say("x")
-    silent.note("x")
-    silent.on_start(3, 0)
-    silent.on_step(step_info(1), METRICS)
-    silent.on_window(step_info(1), MEANS, 1.0)
-    silent.on_evaluation(step_info(1), MEANS, 1.0)
-    silent.on_end(summary())
-    silent.close()
-    assert capfd.readouterr() == ("", "")
-    assert list(tmp_path.iterdir()) == []

@@ -77,13 +77,3 @@ def test_a_loaded_framework_has_its_state_back(torch_package):
         seed_generators(0, "task")
         assert len(torch.seeds) == 2
     assert torch.seeds == [3]
-
-
-def test_real_frameworks_draw_the_same_again():
-    torch = pytest.importorskip("torch")
-    with seeded_frameworks():
-        pairs = []
-        for _ in range(2):
-            seed_generators(0, "task")
-            pairs.append(torch.rand(3).tolist())
-    assert pairs[0] == pairs[1]

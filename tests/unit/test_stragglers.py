@@ -3,7 +3,7 @@
 import pytest
 from support.fakes import FakeBackend, make_loop_session, one_worker
 
-from hvdtrain.backends.step_metrics import NUMBERS_AFTER_SUMS, StepMetrics, StepStatistics, encode_signals
+from hvdtrain.backends.step_metrics import StepMetrics
 from hvdtrain.loop import run
 from hvdtrain.metrics import StepInfo, Window
 from hvdtrain.step_results import StepResults
@@ -30,10 +30,6 @@ def test_waiting_is_counted_step_by_step():
     assert busy.values(4.0) == {"slowest_rank": 0, "wait_fraction": pytest.approx(0.25)}
 
 
-def test_the_slowest_rank_is_named():
-    assert times(0.1, 0.1, 0.2, 0.1).values(2.0) == {"slowest_rank": 2, "wait_fraction": 0.375}
-
-
 def test_a_straggler_is_noted_once_when_it_has_lasted():
     found = notes(*[times(0.05, 0.1)] * 6)
     assert [bool(text) for text in found] == [False, False, True, False, False, False]
@@ -53,17 +49,6 @@ def test_a_straggler_is_noted_once_when_it_has_lasted():
 )
 def test_what_is_no_straggler_is_not_noted(windows):
     assert not any(notes(*windows, seconds=1.0))
-
-
-def test_the_vector_of_a_step_holds_busy_seconds():
-    vector = [6.0, 2.0, 0.25, 0.5, 1.0, 0.0, 0.0, *encode_signals(statistics=StepStatistics(3, 0.5))]
-    metrics = StepMetrics.from_vector(["loss", "accuracy"], vector, 3.0, timed=2)
-    assert metrics.busy_seconds == (0.25, 0.5)
-    assert metrics.sums == {"loss": 6.0, "accuracy": 2.0}
-    assert (metrics.unused_parameters, metrics.statistics.skipped_samples) == (1, 3)
-    vector = [6.0, 2.0, 0.25, 0.5, *NUMBERS_AFTER_SUMS * [0.0]]
-    weighted = StepMetrics.from_vector(["loss"], vector, 3.0, weighted=["loss"], timed=2)
-    assert (weighted.weights, weighted.busy_seconds) == ({"loss": 2.0}, (0.25, 0.5))
 
 
 def test_a_window_reports_them_and_a_note(tmp_path):

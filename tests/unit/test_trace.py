@@ -47,13 +47,6 @@ def test_a_line_has_the_samples_trained_on_without_padding(tmp_path):
     ]
 
 
-def test_a_line_that_was_not_written_out_is_cut_off(tmp_path):
-    path = trace_steps(tmp_path, 0, 2)
-    path.write_text(path.read_text() + '{"step": 3, "ind')
-    trace_steps(tmp_path, 2, 4)
-    assert traced(path) == [1, 2, 3, 4]
-
-
 def test_a_run_that_starts_anew_moves_the_trace_away(tmp_path):
     trace_steps(tmp_path, 0, 3)
     path = trace_steps(tmp_path, 0, 2)

@@ -145,14 +145,6 @@ def test_a_resumed_run_is_one_run_whose_lines_are_sent_once(run_dir, tracker):
     assert tracker.runs[0].config == {"framework": "torch", "learning_rate": 0.1}
 
 
-def test_another_run_of_the_tracker_gets_all_lines(run_dir, tracker):
-    write(run_dir, 1, 2)
-    sender_of(run_dir).send()
-    tracker.place = "elsewhere"
-    sender_of(run_dir).send()
-    assert [step for step, _ in tracker.rows] == [1, 2, 1, 2]
-
-
 def test_a_refused_checkpoint_does_not_keep_back_the_end(run_dir, tracker, checkpoint):
     tracker.refuses_checkpoints = True
     write(run_dir, 1)

@@ -5,9 +5,8 @@ import math
 import pickle
 import struct
 import time
-from collections import defaultdict, namedtuple
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -83,14 +82,6 @@ def test_a_value_at_an_edge_arrives_as_it_was(value):
     assert type(arrived) is type(value)
 
 
-def test_an_array_that_arrived_can_be_written_to_and_is_aligned():
-    first, second = decode(encode((b"x", np.arange(3.0))))
-    second[0] = 5
-    assert first == b"x"
-    assert second.flags.aligned
-    assert second.flags.owndata
-
-
 def test_arrays_of_bfloat16_travel():
     ml_dtypes = pytest.importorskip("ml_dtypes")
     array = np.array([1.5, -2.0], ml_dtypes.bfloat16)
@@ -134,7 +125,6 @@ class Unmarked:
     value: int
 
 
-Point = namedtuple("Point", "x y")
 Impostor = type("Checkpoint", (), {"path": 1, "manifest": 2})
 
 
@@ -146,11 +136,6 @@ Impostor = type("Checkpoint", (), {"path": 1, "manifest": 2})
         ({Own(): 1}, "a test_wire.Own"),
         (Unmarked(1), "a test_wire.Unmarked"),
         (Impostor(), "a test_wire.Checkpoint"),
-        (Point(1, 2), "a test_wire.Point"),
-        (defaultdict(list), "a collections.defaultdict"),
-        (PurePosixPath("a"), f"a {PurePosixPath.__module__}.PurePosixPath"),  # another in Python 3.13
-        (Own, "a builtins.type"),
-        (len, "a builtins.builtin_function_or_method"),
         (ValueError("x"), "a builtins.ValueError"),
         (np.array([Own()]), "has the dtype object"),
         (np.zeros(2, [("a", "i4")]), "has the dtype"),
@@ -214,14 +199,11 @@ class Executed:
 HOSTILE = {
     "nothing": b"",
     "a pickle": pickle.dumps(Executed()),
-    "a pickle as text": message(pickle.dumps(Executed())),
     "a long text": struct.pack("<4sQ", b"hvd1", 1 << 60) + b"{}",
     "no JSON": message(b"[1,"),
     "a level too many": message(b"[" * 100_000 + b"]" * 100_000),
     "no tag": message({}),
-    "two tags": message({"tuple": [], "set": []}),
     "an unknown tag": message({"pickle": 3}, b"abc"),
-    "bytes that lack": message({"bytes": 10}, b"abc"),
     "huge bytes": message({"bytes": 1 << 62}),
     "negative bytes": message({"bytes": -1}, b"abc"),
     "bytes too many": message(1, b"abc"),
@@ -235,7 +217,6 @@ HOSTILE = {
     "an unknown class": message({"object": ["Popen", ["args"], ["true"]]}),
     "a field too many": message({"object": ["Checkpoint", ["path", "manifest", "own"], [1, 2, 3]]}),
     "fields of other types": message({"object": ["Fingerprint", ["size"], [{"tuple": []}]]}),
-    "an error that is none": message({"error": ["signal", "a", "b", False]}),
     "an error that is no error of hvdtrain": message({"error": ["Stopped", "a", "b", False]}),
     "an error without texts": message({"error": ["DataError", 1, None, False]}),
     "a path that is a number": message({"path": 3}),
