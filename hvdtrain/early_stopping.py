@@ -119,6 +119,14 @@ class EarlyStoppingState(BaseModel):
     # evaluations since then, or since the first if there is no best, or since the rate was last lowered
     evaluations: int = 0
 
+    @classmethod
+    def continued(cls, goal: MetricGoal | None, before: Self | None) -> Self | None:
+        """Return the state that a run begins with: the checkpoint's if it is of the same metric."""
+        if goal is None:
+            return None
+        is_same = before is not None and before.metric == str(goal)
+        return before if is_same else cls(metric=str(goal))
+
     def update(self, goal: MetricGoal, value: float, step: int, counts: bool = True) -> Self:
         """Return the state after an evaluation; ``counts`` says whether one without improvement counts."""
         if goal.improves(value, self.best):
@@ -135,16 +143,6 @@ class EarlyStoppingState(BaseModel):
         return text if self.best is None else f"{text} (best {self.best:.4g} at step {self.best_step:,})"
 
 
-def early_stopping_from(
-    goal: MetricGoal | None, before: EarlyStoppingState | None
-) -> EarlyStoppingState | None:
-    """Return the state that a run begins with: the checkpoint's, if it has one for the same metric."""
-    if goal is None:
-        return None
-    is_same = before is not None and before.metric == str(goal)
-    return before if is_same else EarlyStoppingState(metric=str(goal))
-
-
 _ABOVE = 1 + 1e-9  # 0.1 x 0.1 is a little more than 0.01
 
 
@@ -154,6 +152,14 @@ class PlateauState(EarlyStoppingState):
 
     fraction: float = 1.0  # the learning rate as a fraction of the peak; 1 before it is lowered
 
+    @classmethod
+    def continued(cls, goal: MetricGoal | None, before: Self | None) -> Self | None:
+        """Return the state that a run begins with: it keeps the lowered rate if the metric is another one."""
+        found = super().continued(goal, before)
+        if found is None or before is None:
+            return found
+        return found.model_copy(update={"fraction": before.fraction})
+
     def is_due(self, patience: int, lowest: float) -> bool:
         """Return whether ``patience`` evaluations in a row brought no improvement and it can go lower."""
         return self.should_stop(patience) and self.fraction > lowest * _ABOVE
@@ -161,14 +167,3 @@ class PlateauState(EarlyStoppingState):
     def lowered(self, factor: float, lowest: float) -> "PlateauState":
         """Return the state with the rate multiplied, but not below ``lowest``, and the patience anew."""
         return self.model_copy(update={"fraction": max(self.fraction * factor, lowest), "evaluations": 0})
-
-
-def plateau_from(goal: MetricGoal | None, before: PlateauState | None) -> PlateauState | None:
-    """Return the state that a run begins with; None if the schedule is another one."""
-    # A run that continues from a checkpoint of this schedule keeps the lowered rate. If the metric is the
-    # same, it also keeps the best value and the patience.
-    if goal is None:
-        return None
-    if before is None or before.metric == str(goal):
-        return before or PlateauState(metric=str(goal))
-    return PlateauState(metric=str(goal), fraction=before.fraction)

@@ -19,7 +19,7 @@ from hvdtrain.checkpoints.manifest import Manifest
 from hvdtrain.checkpoints.saver import Saver
 from hvdtrain.config import Config
 from hvdtrain.data.training_data import TrainingData
-from hvdtrain.early_stopping import EarlyStoppingState, PlateauState, early_stopping_from, plateau_from
+from hvdtrain.early_stopping import EarlyStoppingState, PlateauState
 from hvdtrain.errors import PeerLostError
 from hvdtrain.metrics import StepInfo, Window
 from hvdtrain.reporting.jsonl import finite
@@ -84,8 +84,8 @@ class RunState:
         """Return the state that a checkpoint kept, or that of a new run without one."""
         if manifest is None:
             return cls(
-                early_stopping=early_stopping_from(config.early_stopping, None),
-                plateau=plateau_from(config.plateau_goal, None),
+                early_stopping=EarlyStoppingState.continued(config.early_stopping, None),
+                plateau=PlateauState.continued(config.plateau_goal, None),
                 best_value=best_value,
             )
         weight = manifest.window_weight
@@ -101,8 +101,8 @@ class RunState:
             last_eval=_with_nan(manifest.last_metrics),
             last_eval_step=manifest.step if manifest.metrics else None,
             seconds_before=manifest.seconds,
-            early_stopping=early_stopping_from(config.early_stopping, manifest.waiting),
-            plateau=plateau_from(config.plateau_goal, manifest.plateau),
+            early_stopping=EarlyStoppingState.continued(config.early_stopping, manifest.waiting),
+            plateau=PlateauState.continued(config.plateau_goal, manifest.plateau),
             best_value=best_value,
             tracking_id=manifest.tracking_id,
         )

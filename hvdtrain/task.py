@@ -21,42 +21,17 @@ from hvdtrain.workers.user_errors import task_errors
 
 Arrays = dict[str, NDArray[Any]]
 
-# what a task can have: the arguments of its methods, and None for attributes
-MEMBERS: dict[str, tuple[str, ...] | None] = {
-    "train_data": (),
-    "eval_data": (),
-    "predict_data": (),
-    "torch_model": (),
-    "tf_model": (),
-    "torch_loss": ("model", "batch"),
-    "tf_loss": ("model", "batch"),
-    "torch_optimizer": ("parameters",),
-    "tf_optimizer": (),
-    "torch_optimizers": ("model",),
-    "tf_optimizers": ("model",),
-    "torch_step": ("model", "batch", "optimizers"),
-    "tf_step": ("model", "batch", "optimizers"),
-    "torch_blocks": ("model",),
-    "tf_blocks": ("model",),
-    "torch_serve": ("model", "batch"),
-    "tf_serve": ("model", "batch"),
-    "collate": ("samples",),
-    "train_collate": ("samples",),
-    "sample_probabilities": (),
-    "sample_lengths": (),
-    "learning_rate_factor": ("progress",),
-    "describe": (),
-    "loss": None,
-    "metrics": None,
-    "ignore_index": None,
-    "class_weights": None,
-    "class_axis": None,
-    "per_worker_loss": None,
-    "defaults": None,
-    "state_names": None,
-    "state_reductions": None,
-    "callbacks": None,
-}
+# what a task can have: attributes, and methods
+ATTRIBUTES = (
+    "loss", "metrics", "ignore_index", "class_weights", "class_axis", "per_worker_loss", "defaults",
+    "state_names", "state_reductions", "callbacks",
+)  # fmt: skip
+MEMBERS = (
+    "train_data", "eval_data", "predict_data", "torch_model", "tf_model", "torch_loss", "tf_loss",
+    "torch_optimizer", "tf_optimizer", "torch_optimizers", "tf_optimizers", "torch_step", "tf_step",
+    "torch_blocks", "tf_blocks", "torch_serve", "tf_serve", "collate", "train_collate",
+    "sample_probabilities", "sample_lengths", "learning_rate_factor", "describe", *ATTRIBUTES,
+)  # fmt: skip
 
 
 # prefix for modules of task files, which other processes cannot import by name

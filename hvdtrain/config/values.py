@@ -3,7 +3,6 @@
 import os
 import re
 from collections.abc import Collection
-from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Annotated, Literal, NamedTuple
 
@@ -65,37 +64,27 @@ def rank_of(compression: str) -> int | None:
     return int(rank) if len(rank) <= len(str(MAX_RANK)) and int(rank) <= MAX_RANK else None
 
 
-@dataclass(frozen=True)
-class ExportFormat:
+class ExportFormat(NamedTuple):
     """A format to export in."""
 
     framework: str  # the framework whose model is written
     suffix: str  # ending of the file's name; empty for a directory
-    packages: tuple[str, ...]  # what it takes in addition to the framework
     # a line of Python that loads it and, if it is a program, calls it. {path} stands for the file,
     # {arguments}, {keywords} and {mapping} for the inputs
     loading: str
+    packages: tuple[str, ...] = ()  # what it takes in addition to the framework
 
 
+_SAFETENSORS = 'model.load_state_dict(safetensors.torch.load_file("{path}"))'
+_ONNX = 'onnxruntime.InferenceSession("{path}").run(None, {{{mapping}}})'
+_SIGNATURE = 'tf.saved_model.load("{path}").signatures["serving_default"]({keywords})'
 EXPORT_FORMATS = {
-    "safetensors": ExportFormat(
-        "torch",
-        ".safetensors",
-        ("safetensors",),
-        'model.load_state_dict(safetensors.torch.load_file("{path}"))',
-    ),
-    "pt": ExportFormat("torch", ".pt", (), 'model.load_state_dict(torch.load("{path}", weights_only=True))'),
-    "torch-export": ExportFormat("torch", ".pt2", (), 'torch.export.load("{path}").module()({arguments})'),
-    "onnx": ExportFormat(
-        "torch",
-        ".onnx",
-        ("onnx", "onnxscript", "onnxruntime"),
-        'onnxruntime.InferenceSession("{path}").run(None, {{{mapping}}})',
-    ),
-    "keras": ExportFormat("tf", ".keras", (), 'keras.models.load_model("{path}")'),
-    "saved-model": ExportFormat(
-        "tf", "", (), 'tf.saved_model.load("{path}").signatures["serving_default"]({keywords})'
-    ),
+    "safetensors": ExportFormat("torch", ".safetensors", _SAFETENSORS, ("safetensors",)),
+    "pt": ExportFormat("torch", ".pt", 'model.load_state_dict(torch.load("{path}", weights_only=True))'),
+    "torch-export": ExportFormat("torch", ".pt2", 'torch.export.load("{path}").module()({arguments})'),
+    "onnx": ExportFormat("torch", ".onnx", _ONNX, ("onnx", "onnxscript", "onnxruntime")),
+    "keras": ExportFormat("tf", ".keras", 'keras.models.load_model("{path}")'),
+    "saved-model": ExportFormat("tf", "", _SIGNATURE),
 }
 
 

@@ -13,7 +13,6 @@ from hvdtrain.errors import EnvironmentFault, HvdtrainError, UsageError
 from hvdtrain.host.launcher import host_name
 from hvdtrain.jobs.run_directory.folder import CHECKPOINTS
 from hvdtrain.jobs.run_directory.provenance import Provenance, provenance_of
-from hvdtrain.reporting.run_report import Reporter
 from hvdtrain.reporting.stored_runs import RUNNING, StoredRun, access_remedy, find_runs, read_run
 from hvdtrain.storage.files import run_folder
 from hvdtrain.trackers.sender import JobTracking, Sender, describe_error, read_id, read_tracked_run
@@ -42,13 +41,13 @@ def trackers_of(
     origin: str = "",
     done: int | None = None,
     provenance: Provenance | None = None,
-) -> Callable[[Path], Sequence[Reporter]]:
+) -> Callable[[Path], Sequence[JobTracking]]:
     """Return what makes the callback that has the run sent; it makes none if no tracker is sent anything."""
     names = senders(config.track)
     if not names or tracking_id is None:
         return lambda run_dir: ()
 
-    def make(run_dir: Path) -> Sequence[Reporter]:
+    def make(run_dir: Path) -> Sequence[JobTracking]:
         facts: dict[str, Any] = {"framework": config.framework, "hosts": list(hosts) or [host_name()]}
         code = provenance or provenance_of(config, hosts, {}, is_instance=False)
         facts["command"] = shlex.join(code.record["command"])

@@ -16,6 +16,7 @@ from hvdtrain.callbacks import CALLBACK, EVAL, EVENT, TRAIN, RunContext, Summary
 from hvdtrain.errors import ENDINGS, HvdtrainError, PeerLostError, WorkerFailure
 from hvdtrain.host.launcher import is_muted
 from hvdtrain.metrics import StepInfo
+from hvdtrain.reporting.console import Console
 from hvdtrain.reporting.records import RecentRecords, WorkersChange, logged_values, record_of
 from hvdtrain.storage.text import printable
 from hvdtrain.workers.activity import ACTIVITY
@@ -171,6 +172,7 @@ class Report:
     ) -> None:
         # the run directory as rank 0 opened it; None if this report writes nothing
         self.folder: RunFolder | None = None
+        self._console: Console | None = None  # that of rank 0
         self.recent = RecentRecords()  # the last records of the run, which every rank keeps
         self._started_seconds = time.perf_counter()
         self._clock_is_set = False
@@ -180,12 +182,18 @@ class Report:
 
     def say(self, text: str, indent: int = 0) -> None:
         """Show text on rank 0's console; long lines continue at a column if ``indent`` is given."""
+        if self._console is not None:
+            self._console.say(text, indent)
 
     def note(self, text: str) -> None:
         """Show something that the user should know, such as a warning, on rank 0's console."""
+        if self._console is not None:
+            self._console.note(text)
 
     def status(self, text: str) -> None:
         """Show what the run does until its next step, if rank 0's console has a progress bar."""
+        if self._console is not None:
+            self._console.status(text)
 
     def on_start(self, steps: int, done: int, seconds_before: float = 0.0) -> None:
         """Start the clock and call the callbacks' ``on_start``."""

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from hvdtrain.callbacks import CALLBACK, EVENT, RunContext, Summary
 from hvdtrain.early_stopping import LINE_FIELDS
@@ -25,14 +25,6 @@ if TYPE_CHECKING:
     import rich.console
 
 
-class Reporter(Protocol):
-    """A built-in callback that is chosen for a run, such as one that has it sent to trackers."""
-
-    def close(self) -> None:
-        """End what it does, in limited time. All files of the report are written."""
-        ...
-
-
 class RunReport(Report):
     """The report of rank 0: metrics.jsonl, TensorBoard events, summary.json, console, then callbacks."""
 
@@ -45,10 +37,11 @@ class RunReport(Report):
         *,
         lost_lease: Callable[[], str] = lambda: "",
         lost_lock: Callable[[], str] = lambda: "",
-        reporters: Sequence[Reporter] = (),
+        reporters: Sequence[Any] = (),
     ) -> None:
-        self._console = Console(console)
-        super().__init__(context, callbacks, (self._console, *reporters))
+        shown = Console(console)
+        super().__init__(context, callbacks, (shown, *reporters))
+        self._console: Console = shown
         self._config, run_dir = context.config, context.run_dir
         self.folder: RunFolder = RunFolder(run_dir, lost_lease, lost_lock)
         self._metrics = AppendFile(run_dir / METRICS_FILE, may_write=self.folder.may_write)
@@ -94,18 +87,6 @@ class RunReport(Report):
                 if (media := self._media(f"{CALLBACK}/{name}", record[name])) is not None:
                     self._check(self._events.path, self._events.add_summary(media, record["step"]))
 
-    def say(self, text: str, indent: int = 0) -> None:
-        """Show text; long lines continue at a column if ``indent`` is given."""
-        self._console.say(text, indent)
-
-    def note(self, text: str) -> None:
-        """Show something that the user should know."""
-        self._console.note(text)
-
-    def status(self, text: str) -> None:
-        """Show what the run does until its next step."""
-        self._console.status(text)
-
     def sync(self) -> None:
         """Wait until what was logged is on the disk."""
         self._metrics.sync()
@@ -125,7 +106,7 @@ class RunReport(Report):
         self._console.close()
         self._metrics.close()
         self._events.close()
-        for reporter in self._reporters:  # when all that they send is written
+        for reporter in self._reporters:  # callbacks with ``close``; all that they send is written
             reporter.close()
         self.folder.close()
 

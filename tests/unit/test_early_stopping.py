@@ -6,7 +6,7 @@ import pytest
 from support.fakes import FakeBackend, make_loop_session, on_every_rank, one_worker
 
 from hvdtrain import step_end
-from hvdtrain.early_stopping import MetricGoal, early_stopping_from
+from hvdtrain.early_stopping import EarlyStoppingState, MetricGoal
 from hvdtrain.errors import PeerLostError, WorkerFailure
 from hvdtrain.loop import run
 
@@ -16,7 +16,7 @@ def session_of(tmp_path, workers, losses, patience=2, **fields):
     backend = FakeBackend(workers, eval_losses=losses)
     options = {"early_stopping": "loss", "early_stopping_patience": patience, "save_every": None, **fields}
     session = make_loop_session(tmp_path, backend, eval_size=7, eval_every=1, **options)
-    session.state.early_stopping = early_stopping_from(session.config.early_stopping, None)
+    session.state.early_stopping = EarlyStoppingState.continued(session.config.early_stopping, None)
     return session
 
 

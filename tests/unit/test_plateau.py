@@ -4,7 +4,7 @@ import pytest
 from support.fakes import FakeBackend, make_loop_session, one_worker
 from support.twins import torch
 
-from hvdtrain.early_stopping import MetricGoal, PlateauState, plateau_from
+from hvdtrain.early_stopping import MetricGoal, PlateauState
 from hvdtrain.loop import run
 from hvdtrain.schedule import LearningRate
 
@@ -67,7 +67,7 @@ def test_warm_up_and_floor_hold():
     ],
 )
 def test_a_resumed_run_keeps_its_rate_and_counts_on_for_the_same_metric(goal, before, expected):
-    assert plateau_from(goal, before) == (before if expected == "kept" else expected)
+    assert PlateauState.continued(goal, before) == (before if expected == "kept" else expected)
 
 
 def session_of(tmp_path, workers, losses, **fields):

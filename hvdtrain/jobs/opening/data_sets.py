@@ -34,7 +34,7 @@ from hvdtrain.host.frameworks import FRAMEWORKS
 from hvdtrain.jobs.opening.data_identity import DATA, METHODS
 from hvdtrain.session import Session
 from hvdtrain.storage.text import counted, did_you_mean, some
-from hvdtrain.task import MEMBERS, Arrays, GivenTask
+from hvdtrain.task import ATTRIBUTES, MEMBERS, Arrays, GivenTask
 from hvdtrain.workers.user_errors import task_errors
 
 
@@ -267,7 +267,7 @@ def unknown_members(task: Any) -> dict[str, str]:
             if advice := task_advice(name):
                 found[name] = advice
             elif near and members.get(near[0]) is None:
-                found[name] = f"did you mean {near[0]}{'' if MEMBERS[near[0]] is None else '()'}?"
+                found[name] = f"did you mean {near[0]}{'' if near[0] in ATTRIBUTES else '()'}?"
     return found
 
 

@@ -25,7 +25,7 @@ from hvdtrain.reporting.jsonl import AppendFile, sync_folder, write_whole
 from hvdtrain.reporting.lock_state import LOCK_FILE
 from hvdtrain.reporting.records import cut_log
 from hvdtrain.reporting.report import METRICS_FILE, SUMMARY_FILE, Report, report_of_others
-from hvdtrain.reporting.run_report import Reporter, RunReport
+from hvdtrain.reporting.run_report import RunReport
 from hvdtrain.session import Session
 from hvdtrain.storage.files import check_link, run_folder
 from hvdtrain.storage.urls import StoreError, is_url, join, shown
@@ -48,7 +48,7 @@ def open_run(
     lock: RunLock | None = None,
     lost_lease: Callable[[], str] = lambda: "",
     provenance: Provenance | None = None,
-    new_reporters: Callable[[Path], Sequence[Reporter]] = lambda path: (),
+    new_reporters: Callable[[Path], Sequence[Any]] = lambda path: (),
 ) -> tuple[Report, Path]:
     """Collective. Make the run directory, or cut one back; return this rank's report and the directory."""
     context = context or RunContext(workers.rank, workers.size, config)
