@@ -162,12 +162,13 @@ def parse_lines(lines: Iterable[bytes]) -> list[dict[str, Any]]:
     for line in lines:
         record = parse_line(line)
         if record is not None and isinstance(record.get("step"), int):
-            records.append(record if record.get("phase") == EVENT else _with_nan(record))
+            records.append(record if record.get("phase") == EVENT else with_nan(record))
     return records
 
 
-def _with_nan(record: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: math.nan if value is None else value for name, value in record.items()}
+def with_nan(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return numbers that came through JSON; NaN for one that was not finite."""
+    return {name: math.nan if value is None else value for name, value in values.items()}
 
 
 @dataclass

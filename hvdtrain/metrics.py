@@ -50,18 +50,12 @@ class DelayedMetrics:
         self._waiting = deque[tuple[StepInfo, PendingMetrics]]()
 
     def push(self, step: StepInfo, pending: PendingMetrics) -> Iterator[tuple[StepInfo, StepMetrics]]:
-        """Take the metrics of a new step and return an iterator of those of the step before, if there is one.
-
-        Metrics that nobody took, because something failed before, are the first ones that it yields.
-        """
+        """Take the metrics of a new step and return an iterator of those before it that nobody took."""
         self._waiting.append((step, pending))
-        return self._read(leave=1)
+        return self.read(leave=1)
 
-    def flush(self) -> Iterator[tuple[StepInfo, StepMetrics]]:
-        """Return an iterator of the metrics that are still waiting."""
-        return self._read(leave=0)
-
-    def _read(self, leave: int) -> Iterator[tuple[StepInfo, StepMetrics]]:
+    def read(self, leave: int = 0) -> Iterator[tuple[StepInfo, StepMetrics]]:
+        """Return an iterator of the metrics that are still waiting, but for so many."""
         while len(self._waiting) > leave:
             step, pending = self._waiting[0]
             metrics = pending.read()

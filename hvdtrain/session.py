@@ -1,8 +1,7 @@
 """One run: its state, its services, and the data that it reads."""
 
-import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -14,6 +13,7 @@ from hvdtrain.backends.base import Backend
 from hvdtrain.backends.hooks import LoopHooks
 from hvdtrain.backends.memory import MemoryPlan
 from hvdtrain.backends.step_metrics import NO_FLAGS, ControlFlags
+from hvdtrain.callbacks import with_nan
 from hvdtrain.checkpoints.digest import ArrayForm
 from hvdtrain.checkpoints.manifest import Manifest
 from hvdtrain.checkpoints.saver import Saver
@@ -92,13 +92,13 @@ class RunState:
         return cls(
             progress=Progress(manifest.step, manifest.samples),
             window=Window(
-                _with_nan(manifest.window),
+                with_nan(manifest.window),
                 weight,
                 untimed_weight=weight,
                 weights=dict(manifest.window_weights),
                 bad_samples=manifest.window_bad_samples,
             ),
-            last_eval=_with_nan(manifest.last_metrics),
+            last_eval=with_nan(manifest.last_metrics),
             last_eval_step=manifest.step if manifest.metrics else None,
             seconds_before=manifest.seconds,
             early_stopping=EarlyStoppingState.continued(config.early_stopping, manifest.waiting),
@@ -106,11 +106,6 @@ class RunState:
             best_value=best_value,
             tracking_id=manifest.tracking_id,
         )
-
-
-def _with_nan(values: Mapping[str, float | None]) -> dict[str, float]:
-    """Return numbers that came through JSON; NaN for one that was not finite."""
-    return {name: math.nan if value is None else value for name, value in values.items()}
 
 
 @dataclass

@@ -72,7 +72,7 @@ class StepResults:
 
     def read_all(self) -> None:
         """Collective if a step has something to name. Add the steps that were launched and not read."""
-        self.add(self._delayed.flush())
+        self.add(self._delayed.read())
 
     def read_alone(self) -> None:
         """Add the steps that are done and were not read, after a collective failed. Local: no collective."""
@@ -252,7 +252,7 @@ class LocalResults:
 
         They are read at once: what a worker requests is done here, and not after as many steps again.
         """
-        self._take(self._delayed.flush())
+        self._take(self._delayed.read())
         # a framework may compile it when it is done first
         with ACTIVITY.during("averaging after step", last.step, is_long=not self._has_synchronized):
             metrics = self._session.backend.synchronize().read()

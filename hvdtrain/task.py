@@ -55,11 +55,9 @@ class Dataset(Protocol):
 
     def __len__(self) -> int:
         """Return the number of samples."""
-        ...
 
     def __getitem__(self, index: int) -> Mapping[str, Any]:
         """Return one sample as a mapping of names to arrays or to values that numpy converts."""
-        ...
 
 
 class Task(Protocol):
@@ -105,11 +103,9 @@ class Task(Protocol):
 
     def train_data(self) -> Any:
         """Return the training data: a Dataset, or an object that ``as_dataset`` wraps."""
-        ...
 
     def eval_data(self) -> Any:
         """Return the evaluation data in the same form; several sets as ``hvdtrain.EvalSets``; or None."""
-        ...
 
 
 def built_in_names() -> list[str]:

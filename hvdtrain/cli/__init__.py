@@ -4,32 +4,14 @@ import sys
 
 import click
 
-from hvdtrain.cli.jobs import cli, evaluate, export, import_, predict, train
-from hvdtrain.cli.tools import (
-    batch_find,
-    bench,
-    build_horovod,
-    compare,
-    docs,
-    doctor,
-    drill,
-    lr_find,
-    parity,
-    plan,
-    prove,
-    report,
-    track,
-    watch,
-)
+from hvdtrain.cli import jobs, tools
+from hvdtrain.cli.jobs import cli
 from hvdtrain.errors import Interrupted, Removed, Stopped
 from hvdtrain.tools.output import installed
 
-_COMMANDS = (
-    train, bench, plan, lr_find, batch_find, parity, prove, evaluate, export, predict, import_,
-    compare, report, watch, track, doctor, drill, docs, build_horovod,
-)  # fmt: skip
-for _command in _COMMANDS:
-    cli.add_command(installed(_command))
+for _command in (*vars(jobs).values(), *vars(tools).values()):
+    if isinstance(_command, click.Command) and _command is not cli:
+        cli.add_command(installed(_command))
 
 
 def main() -> None:

@@ -39,31 +39,24 @@ class Workers(Protocol):
     @property
     def may_reduce(self) -> bool:
         """Whether this worker may ever have others: whether collectives are compiled into steps."""
-        ...
 
     def restart(self, world: "World") -> None:
         """Collective. Enter a world of an elastic job: take rank and size anew."""
-        ...
 
     def leave(self, *, broken: bool) -> None:
         """Leave the world of an elastic job: stop Horovod. Local if the world is broken."""
-        ...
 
     def broadcast_object(self, value: Any, root: int = 0) -> Any:
         """Collective. Return the root's value, of types that travel (see wire.py), on every worker."""
-        ...
 
     def allgather_object(self, value: Any) -> list[Any]:
         """Collective. Return the values of all workers, in the order of ranks, on every worker."""
-        ...
 
     def barrier(self) -> None:
         """Collective. Wait until every worker is here."""
-        ...
 
     def have_failed(self) -> bool:
         """Collective among workers that fail. Return, when all have called it, whether all may continue."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -7,31 +7,13 @@ import pytest
 from rich.console import Console
 from support.stored_runs import evaluation, lines_of, make_run, window
 
-from hvdtrain.jobs import track
 from hvdtrain.reporting.compare import print_table
 from hvdtrain.tools.report.page import write_report
 from hvdtrain.tools.report.watch import FollowedRun, View
-from hvdtrain.trackers import sender
 
 TORN = '{"phase": "train", "st'
 ONE = "line 2 of metrics.jsonl holds no record and is left out"
 TWO = "2 lines of metrics.jsonl hold no record and are left out; the first is line 2"
-
-
-class FakeTracker:
-    """Takes everything."""
-
-    def __init__(self) -> None:
-        self.steps: list[int] = []
-
-    def open(self, run: object) -> str:
-        return "here"
-
-    def send(self, rows) -> None:
-        self.steps += [row.step for row in rows]
-
-    def end(self, status: str, error: str) -> None:
-        pass
 
 
 def make(folder: Path, *broken: str) -> Path:
@@ -56,7 +38,6 @@ def watched(run: Path) -> str:
     [
         ((), ""),
         ((TORN,), ONE),
-        (("[1]",), ONE),
         (('{"phase": "train"}',), ONE),
         (("\0" * 40, TORN + lines_of(window(15)).rstrip()), TWO),
         (("x" * 2_100_000,), ONE),
@@ -70,16 +51,10 @@ def test_they_are_said_by_all_commands(tmp_path, capsys, monkeypatch, broken, sa
     write_report([run], tmp_path / "page.html", verified=False)
     shown["report"] = (tmp_path / "page.html").read_text().partition('<script type="application/json"')[0]
     shown["watch"] = watched(run)
-    tracker, notes = FakeTracker(), []
-    monkeypatch.setattr(sender, "CLIENTS", {"mlflow": lambda note: tracker})
-    monkeypatch.setattr(track, "check_installed", lambda names: None)
-    track.track_runs([run], ["mlflow"], False, notes.append)
-    shown["track"] = "\n".join(notes)
     for command, text in shown.items():
         assert ("no record" in text) == bool(said), command
         assert said in text, command
         assert text.count(said) == 1 or not said, command
-    assert tracker.steps == [10, 20, 20], "the others are there"
 
 
 def test_a_line_that_is_written_out_later_was_never_broken(tmp_path):

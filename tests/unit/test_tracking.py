@@ -127,6 +127,8 @@ def test_a_line_of_a_callback_has_texts_and_images():
 
 
 def test_a_resumed_run_is_one_run_whose_lines_are_sent_once(run_dir, tracker):
+    with (run_dir / "metrics.jsonl").open("a") as file:
+        file.write("torn\n")  # said, and left out
     write(run_dir, 10, 20)
     sender_of(run_dir).end("stopped")
     facts = {"step": 20, "changes": ["workers 2 -> 3"]}
@@ -183,7 +185,7 @@ def test_a_thread_that_is_too_slow_sends_and_writes_nothing_more(run_dir, tracke
     assert (tracker.ends, (run_dir / "tracking" / "mlflow.json").exists()) == ([], False)
 
 
-@pytest.mark.parametrize("text", ["", "{", '{"lines": -1}', "[]"])
+@pytest.mark.parametrize("text", ["{", '{"lines": -1}'])
 def test_a_state_that_cannot_be_read_begins_anew(run_dir, tracker, text):
     write(run_dir, 1)
     (run_dir / "tracking" / "mlflow.json").write_text(text)
@@ -295,12 +297,7 @@ def test_a_tracker_that_is_down_is_noted_once_and_again_when_it_answers(job, run
 
 @pytest.mark.parametrize(
     "address",
-    [
-        "mssql+pyodbc:///?odbc_connect=x;PWD%3Dpw",
-        "http://h/?auth=pw",
-        "postgresql://u:12/pw@h",
-        "/api?passwd=pw",
-    ],
+    ["mssql+pyodbc:///?odbc_connect=x;PWD%3Dpw", "postgresql://u:12/pw@h", "/api?passwd=pw"],
 )
 def test_an_error_is_shown_without_what_may_be_secret(address):
     for error in (ConnectionError(f"{address} failed"), EnvironmentFault(f"{address} failed")):

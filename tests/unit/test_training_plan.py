@@ -146,7 +146,6 @@ def going_on(step: int, samples: int, **fields: object) -> TrainingPlan:
         ((4, 40), 10, 60, 6),
         ((4, 40), 20, 80, 6),
         ((4, 40), 7, 54, 6),
-        ((6, 60), 20, 60, 6),
         ((9, 90), 10, 90, 9),
     ],
 )
