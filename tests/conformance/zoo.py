@@ -137,7 +137,10 @@ def _torch_loop(task: Any) -> Iterator[tuple[tuple[str, int], float]]:
 
     model = task.torch_model()
     batch, evaluated = (_batch(data, torch.as_tensor) for data in (task.train_data(), task.eval_data()))
-    parameters = list(model.parameters())
+    parameters = [*model.parameters()]
+    loss_object = getattr(task, "torch_loss", task.loss)
+    if isinstance(loss_object, torch.nn.Module):
+        parameters += loss_object.parameters()
     if hasattr(task, "torch_optimizer"):
         optimizer = task.torch_optimizer(parameters)
     else:
@@ -198,14 +201,17 @@ def _tf_loop(task: Any) -> Iterator[tuple[tuple[str, int], float]]:
     if model.dtype_policy.name == "mixed_float16":  # as compile() does
         optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
     layers = {id(layer): layer for layer in model._flatten_layers()}.values()
+    loss_object = getattr(task, "tf_loss", task.loss)
+    held = {} if isinstance(loss_object, str) else vars(loss_object)
+    of_loss = [value for value in held.values() if isinstance(value, keras.Variable)]
     # of what may be thawed later, too
     thawed = [v for layer in layers for v in layer._trainable_variables]
-    optimizer.build(list({id(v): v for v in thawed}.values()))
+    optimizer.build(list({id(v): v for v in (*thawed, *of_loss)}.values()))
     for step in range(1, int(task.defaults["steps"]) + 1):
         with tf.GradientTape() as tape:
             loss = _tf_loss(task, model, batch, training=True)
             scaled = optimizer.scale_loss(loss)
-        variables = model.trainable_variables
+        variables = [*model.trainable_variables, *of_loss]
         decay = 0.0 if hasattr(task, "tf_optimizer") else task.defaults.get("weight_decay", 0.0)
         pairs = zip(tape.gradient(scaled, variables), variables, strict=True)
         decayed = [(g + decay * v if decay else g, v) for g, v in pairs if g is not None]
@@ -229,7 +235,8 @@ def _tf_mean(task: Any, model: Any, batch: Mapping[str, Any], training: bool) ->
     import tensorflow as tf
 
     if hasattr(task, "tf_loss"):
-        losses, _ = task.tf_loss(_Called(model, training), batch)
+        call = getattr(task.tf_loss, "call", task.tf_loss)
+        losses, _ = call(_Called(model, training), batch)
         return _mean(losses, batch, tf.reduce_sum)
     outputs, targets = model(batch["inputs"], training=training), batch["targets"]
     named = {

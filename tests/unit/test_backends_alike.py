@@ -44,9 +44,10 @@ OWN_NAMES = {
     "tensorflow/precision.py": {
         *("precision_of", "new_loss_scale", "check_scaled", "own_scale", "scaled", "unscaled"),
     },
-    # Keras's embeddings have no such options, its gradients no hooks; its tape names variables
+    # Keras's embeddings have no such options, its gradients no hooks; losses with variables are refused
     "torch/task_model.py": {"check_parts", "foreign_leaf"},
-    "tensorflow/task_model.py": {"device_name", "use_device"},
+    # PyTorch takes the parameters of a loss with the model's
+    "tensorflow/task_model.py": {"take_loss", "device_name", "use_device"},
     "torch/steps/stage_passes.py": {"copies"},  # nothing changes a tensor of TensorFlow
     "tensorflow/steps/stage_passes.py": {"layers_of"},  # a Sequential of Keras converts its inputs
     "torch/reduction/sharded_parameters.py": {"memory_of", "Sharded"},  # parts are views

@@ -1,4 +1,4 @@
-"""Named losses in both frameworks: the axis of classes, soft targets, structured outputs, refused objects."""
+"""Named losses in both frameworks: the axis of classes, soft targets, structured outputs, loss objects."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -21,13 +21,13 @@ keras = pytest.importorskip("keras")
 def torch_side():
     from hvdtrain.backends.torch.objective.losses import NAMED
 
-    return lambda array: torch.from_numpy(np.array(array)), NAMED
+    return lambda array: torch.from_numpy(np.array(array)), NAMED, torch.nn
 
 
 def keras_side():
     from hvdtrain.backends.tensorflow.objective.losses import NAMED
 
-    return tf.constant, NAMED
+    return tf.constant, NAMED, keras.losses
 
 
 SIDES = {"torch": torch_side, "tf": keras_side}
@@ -35,8 +35,8 @@ SIDES = {"torch": torch_side, "tf": keras_side}
 
 @pytest.fixture(params=SIDES)
 def side(request):
-    tensor, table = SIDES[request.param]()
-    return SimpleNamespace(name=request.param, tensor=tensor, table=table)
+    tensor, table, library = SIDES[request.param]()
+    return SimpleNamespace(name=request.param, tensor=tensor, table=table, library=library)
 
 
 def values(side, outputs, targets, **task):
@@ -148,15 +148,65 @@ def test_an_own_loss_returns_losses_and_metrics(side, result, found):
         make_objective(task, side.name, side.table)(None, {"x": np.ones(2)})
 
 
+TAKEN = {
+    "torch": {
+        "CrossEntropyLoss": ({"label_smoothing": 0.1}, "cross_entropy"),
+        "BCEWithLogitsLoss": ({}, "binary_cross_entropy"),
+        "MSELoss": ({}, "mse"),
+        "L1Loss": ({"reduction": "none"}, "mae"),
+    },
+    "tf": {
+        "SparseCategoricalCrossentropy": ({"from_logits": True}, "cross_entropy"),
+        "BinaryCrossentropy": ({"from_logits": True}, "binary_cross_entropy"),
+        "MeanSquaredError": ({}, "mse"),
+        "MeanAbsoluteError": ({}, "mae"),
+    },
+}
+
+
+def test_a_loss_object_gives_the_mean_that_it_computes_itself(side):
+    for name, (options, named) in TAKEN[side.name].items():
+        loss = getattr(side.library, name)(**options)
+        outputs = np.float32(RANDOM.randn(4, 3))
+        targets = RANDOM.randint(0, 3, 4) if named == "cross_entropy" else np.float32(RANDOM.rand(4, 3))
+        losses, _ = values(side, outputs, targets, loss=loss)
+        pair = (side.tensor(outputs), side.tensor(targets))
+        alone = loss(*pair) if side.name == "torch" else loss(*reversed(pair))
+        np.testing.assert_allclose(losses.mean(), np.asarray(alone).mean(), rtol=1e-5)
+
+
 @pytest.mark.parametrize(
-    ("loss", "said"),
+    ("framework", "field", "loss", "said"),
     [
-        (torch.nn.CrossEntropyLoss(), "CrossEntropyLoss of PyTorch(.|\n)*Use loss = 'cross_entropy'"),
-        (torch.nn.functional.mse_loss, "mse_loss of PyTorch(.|\n)*Write def loss"),
-        (keras.losses.MeanSquaredError(), "MeanSquaredError of Keras(.|\n)*Use loss = 'mse'"),
-        (type("Own", (keras.losses.Loss,), {})(), "Own of Keras(.|\n)*Write def loss"),
+        (
+            "torch",
+            "loss",
+            torch.nn.CrossEntropyLoss(reduction="sum"),
+            "reduction='sum'(.|\n)*'cross_entropy'",
+        ),
+        ("torch", "loss", torch.nn.CrossEntropyLoss(weight=torch.ones(3)), "weight=(.|\n)*class_weights"),
+        ("torch", "loss", torch.nn.CrossEntropyLoss, "CrossEntropyLoss of PyTorch(.|\n)*def loss"),
+        ("torch", "loss", torch.nn.functional.mse_loss, "mse_loss of PyTorch(.|\n)*def loss"),
+        ("torch", "torch_loss", torch.nn.MSELoss(), "torch_loss is MSELoss of PyTorch"),
+        ("torch", "loss", keras.losses.MeanSquaredError(), "of TensorFlow, and --framework is torch"),
+        ("tf", "loss", torch.nn.Sequential(), "Sequential of PyTorch, and --framework is tf"),
+        ("tf", "loss", keras.losses.SparseCategoricalCrossentropy(), "only with from_logits=True"),
+        (
+            "tf",
+            "loss",
+            keras.losses.BinaryCrossentropy(from_logits=True, label_smoothing=0.1),
+            "label_smoothing=0.1",
+        ),
+        ("tf", "loss", keras.losses.Huber(), "Huber of TensorFlow(.|\n)*Known by name: binary_cross_entropy"),
+        (
+            "tf",
+            "loss",
+            type("Own", (keras.losses.Loss,), {"call": print})(reduction="sum"),
+            "Own with reduction='sum'",
+        ),
     ],
 )
-def test_loss_objects_of_a_library_are_refused_with_what_computes_the_same(side, loss, said):
+def test_other_losses_of_a_library_are_refused(framework, field, loss, said):
+    table = SIDES[framework]()[1]
     with pytest.raises(TaskError, match=said):
-        values(side, np.zeros((4, 3)), np.zeros(4, int), loss=loss)
+        make_objective(SimpleNamespace(**{field: loss}), framework, table)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hvdtrain.backends.objective.logits import check_comparable, class_axis_option, of_tensor
+from hvdtrain.backends.objective.logits import check_comparable, class_axis_option, named_loss, of_tensor
 from hvdtrain.backends.objective.losses import Counting, NamedLosses, counting_of
 from hvdtrain.backends.objective.metric_objects import FedObject, is_metric_object
 from hvdtrain.backends.objective.stateful_metrics import (
@@ -229,7 +229,7 @@ NAMES = frozenset(_METRICS)
 
 def named_metric(name: str, kind: str, task: Any, functions: MetricFunctions) -> SumMetric | GatheredMetric:
     """Return a named metric."""
-    loss = getattr(task, "loss", None)
+    loss, _ = named_loss(getattr(task, "loss", None), functions.framework)
     of_loss = counting_of(task, loss)
     targets = _Targets(
         f"metrics[{name!r}]",

@@ -5,38 +5,96 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from hvdtrain.data.naming import type_name
+from hvdtrain.data.naming import has_class, type_name
 from hvdtrain.errors import TaskError
+from hvdtrain.host.frameworks import FRAMEWORKS
 
-# classes of losses, of both frameworks, by the name that computes the same
+# classes of losses by the name that computes the same
 _NAMES = {
-    "CrossEntropyLoss": "cross_entropy",
-    "BCEWithLogitsLoss": "binary_cross_entropy",
-    "MSELoss": "mse",
-    "L1Loss": "mae",
-    "SparseCategoricalCrossentropy": "cross_entropy",
-    "CategoricalCrossentropy": "cross_entropy",
-    "BinaryCrossentropy": "binary_cross_entropy",
-    "MeanSquaredError": "mse",
-    "MeanAbsoluteError": "mae",
+    "torch": {
+        "CrossEntropyLoss": "cross_entropy",
+        "BCEWithLogitsLoss": "binary_cross_entropy",
+        "MSELoss": "mse",
+        "L1Loss": "mae",
+    },
+    "tf": {
+        "SparseCategoricalCrossentropy": "cross_entropy",
+        "CategoricalCrossentropy": "cross_entropy",
+        "BinaryCrossentropy": "binary_cross_entropy",
+        "MeanSquaredError": "mse",
+        "MeanAbsoluteError": "mae",
+    },
+}
+_HOLDERS = {
+    "torch": "of a torch.nn.Module",
+    "tf": "a keras.Variable of a keras.losses.Loss or of a built layer",
+}
+_PACKAGES = {"torch": "torch.nn.", "tf": "keras."}
+# settings of loss objects with the values that a named loss has; one that an object lacks has the first
+_PLAIN = {
+    "reduction": ("mean", "none", None, "sum_over_batch_size", "mean_with_sample_weight"),
+    "ignore_index": (-100,),
+    "weight": (None,),
+    "pos_weight": (None,),
+    "from_logits": (True,),
+    "ignore_class": (None, -100),
+    "axis": (-1,),
 }
 
 
-def check_loss(field: str, loss: Any) -> None:
-    """Refuse losses of PyTorch, and objects of Keras: they take other arguments than a task's functions."""
+def named_loss(loss: Any, framework: str, field: str = "loss") -> tuple[Any, dict[str, Any]]:
+    """Return the name of what a loss object computes, and its options; other losses as they are."""
     kinds = loss.__mro__ if isinstance(loss, type) else (loss, *type(loss).__mro__)
     modules = [str(getattr(kind, "__module__", "")) for kind in kinds]
-    is_of_keras = any(module.startswith("keras.") for module in modules)
-    if not (is_of_keras or modules[0].startswith("torch.nn.")):
-        return
-    kind = getattr(loss, "__name__", type(loss).__name__)
-    name = f"Use loss = {_NAMES[kind]!r}, or write" if kind in _NAMES else "Write"
-    raise TaskError(
-        f"the task's {field} is {kind} of {'Keras' if is_of_keras else 'PyTorch'}; a loss is a name or a "
-        "function of (outputs, batch) that returns one value per sample",
-        f"{name} def loss(self, outputs, batch) and call it there for each sample, with reduction='none' in "
-        "PyTorch and reduction=None in Keras, and a mean over all axes but the first.",
+    described = f"the task's {field} is {getattr(loss, '__name__', type(loss).__name__)}"
+    names, known = _NAMES[framework], ", ".join(sorted(set(_NAMES[framework].values())))
+    for other in _PACKAGES.keys() - {framework}:
+        if any(module.startswith(_PACKAGES[other]) for module in modules):
+            raise TaskError(
+                f"{described} of {FRAMEWORKS[other].title}, and --framework is {framework}",
+                f"Use a name that both have ({known}), or choose it in the task by framework.",
+            )
+    if not modules[0].startswith(_PACKAGES[framework]):
+        return (_per_sample(loss) if field == "loss" and has_class(loss, "keras.Loss") else loss), {}
+    name = names.get(type(loss).__name__)
+    if name is None or field != "loss":
+        raise TaskError(
+            f"{described} of {FRAMEWORKS[framework].title}; a loss is a name, or takes (outputs, batch) and "
+            "returns one value per sample",
+            "Write def loss(self, outputs, batch) and call it there with reduction='none', with a mean over "
+            f"all axes but the first. Known by name: {known}.",
+        )
+    settings = loss.get_config() if framework == "tf" else vars(loss) | loss._buffers
+    smoothing = settings.get("label_smoothing", 0.0)
+    allowed = _PLAIN if name == "cross_entropy" else _PLAIN | {"label_smoothing": (0.0,)}
+    _check_plain(
+        described,
+        {key: settings.get(key, values[0]) for key, values in allowed.items()},
+        allowed,
+        f"Use loss = {name!r}, with the task's ignore_index and class_weights if they are meant, or write "
+        f"{framework}_loss(model, batch).",
     )
+    return name, {"label_smoothing": smoothing} if smoothing else {}
+
+
+def _check_plain(
+    described: str, settings: Mapping[str, Any], allowed: Mapping[str, Any], remedy: str
+) -> None:
+    for key, value in settings.items():
+        if not any(value is one or value == one for one in allowed[key]):
+            raise TaskError(
+                f"{described} with {key}={value!r}; it can be taken only with {key}={allowed[key][0]!r}",
+                remedy,
+            )
+
+
+def _per_sample(loss: Any) -> Callable[..., Any]:
+    """Return the function of outputs and a batch that gives each sample's loss, of a Keras loss object."""
+    remedy = "Leave reduction out; the loss of a step is the mean over the samples."
+    _check_plain(f"the task's loss is {type(loss).__name__}", {"reduction": loss.reduction}, _PLAIN, remedy)
+    each = object.__new__(type(loss))  # a copy with the same variables
+    vars(each).update(vars(loss), reduction=None)
+    return lambda outputs, batch: each(batch["targets"], outputs)
 
 
 def check_foreign(task: Any, framework: str, found: Any, is_parameter: bool) -> None:
@@ -49,8 +107,9 @@ def check_foreign(task: Any, framework: str, found: Any, is_parameter: bool) -> 
     raise TaskError(
         f"the loss has a gradient for {name or 'a parameter'}, of shape {tuple(found.shape)}, which is no "
         "part of the model: it would be neither trained nor saved",
-        f"Make it a part of the model that {framework}_model() returns. If it is not to be trained, as in a "
-        f"network that a perceptual loss calls, {freeze}, or of the network that has it.",
+        f"Make it a part of the model that {framework}_model() returns, or {_HOLDERS[framework]} that is the "
+        "task's loss. If it is not to be trained, as in a network that a perceptual loss calls, "
+        f"{freeze}, or of the network that has it.",
         everywhere=True,
     )
 

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from hvdtrain.backends.objective.logits import class_axis_of, class_axis_option, logits_of
+from hvdtrain.backends.objective.logits import class_axis_of, class_axis_option, logits_of, named_loss
 from hvdtrain.backends.objective.losses import counting_of
 from hvdtrain.backends.objective.stateful_metrics import MAX_BYTES, GatheredMetric
 from hvdtrain.data.naming import has_class, type_name
@@ -130,7 +130,7 @@ class FedObject(ABC):
             )
             error.everywhere = True
             raise error
-        loss = getattr(task, "loss", None)
+        loss, _ = named_loss(getattr(task, "loss", None), framework)
         self.of_logits = _ACTIVATIONS.get(loss, "") if isinstance(loss, str) else ""
         ignores = bool(self.of_logits) or hasattr(task, "ignore_index")
         self._left_out = counting_of(task, loss).ignore_index if ignores else None

@@ -10,7 +10,7 @@ from hvdtrain.backends.objective.evaluation_metrics import (
     MetricFunctions,
     is_stateful,
 )
-from hvdtrain.backends.objective.logits import OF_CLASSES, check_loss, class_axis_option, of_tensor
+from hvdtrain.backends.objective.logits import OF_CLASSES, class_axis_option, named_loss, of_tensor
 from hvdtrain.backends.objective.losses import Counting, Weighted, counting_of
 from hvdtrain.backends.objective.model_call import ModelCall, nested_batch
 from hvdtrain.backends.objective.serving import Serving
@@ -69,18 +69,18 @@ def make_objective(
     """Make the function that a step differentiates. It takes batches with flat names."""
     own = getattr(task, f"{framework}_loss", None)
     if own is not None:
-        return _own_objective(task, own, f"{framework}_loss")
+        return _own_objective(task, own, framework)
     if not hasattr(task, "loss") and hasattr(task, f"{framework}_step"):
         return _no_objective(framework)
-    given = getattr(task, "loss", None)
-    check_loss("loss", given)
+    given, of_object = named_loss(getattr(task, "loss", None), framework)
     of_loss, axis = counting_of(task, given), class_axis_option(task)
-    options: dict[str, Any] = {"counting": of_loss, **axis}
+    options: dict[str, Any] = {"counting": of_loss, **axis, **of_object}
     if label_smoothing:
-        if given != "cross_entropy":
+        if of_object or given != "cross_entropy":
+            found = "an object with its own label_smoothing" if of_object else given
             raise ConfigError(
                 "label_smoothing acts on the named loss cross_entropy; the task's loss is "
-                f"{'a function of its own' if callable(given) else given}",
+                f"{'a function of its own' if callable(given) else found}",
                 "Leave label_smoothing out, or smooth the targets in the task's loss.",
                 everywhere=True,
             )
@@ -128,10 +128,13 @@ def _look_up(
     return of_tensor(value, partial(table[value], **taken))
 
 
-def _own_objective(task: Any, own: Objective, name: str) -> Objective:
+def _own_objective(task: Any, own: Any, framework: str) -> Objective:
     """Return a task's own objective, which is given batches nested and whose result is checked."""
+    name = f"{framework}_loss"
     counting_of(task, f"its own {name}")
-    check_loss(name, own)
+    named_loss(own, framework, name)  # refuses those of a library
+    if framework == "tf":  # a Keras layer takes no model by position
+        own = getattr(own, "call", own)
     metrics = getattr(task, "metrics", {})
     replaced = next((key for key, metric in metrics.items() if is_stateful(metric)), None)
     if replaced is not None:

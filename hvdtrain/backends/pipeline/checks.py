@@ -56,6 +56,15 @@ def wrong_blocks(framework: str, problem: str) -> TaskError:
     )
 
 
+def loss_has_parameters() -> TaskError:
+    """Return the error of a loss that has parameters, which belong to no stage."""
+    return TaskError(
+        "the task's loss has parameters, which are in no block of the model and so in no stage of it",
+        "Leave stages out, or compute them in the model.",
+        everywhere=True,
+    )
+
+
 def owners_of(framework: str, fields: Sequence[Any], blocks: Sequence[set[int]]) -> list[list[int]]:
     """Return for each portable array of a model the blocks that have its tensors, by their identities."""
     owners = []

@@ -27,7 +27,9 @@ from hvdtrain.backends.tensorflow.steps.parts import Parts
 from hvdtrain.backends.tensorflow.task_model import (
     device_memory,
     device_name,
+    take_loss,
     use_device,
+    without_loss,
 )
 from hvdtrain.backends.trained_set import not_in_own_step
 from hvdtrain.config import Config
@@ -116,11 +118,12 @@ class TensorFlowBackend(Backend):
     def export(self, format_name: str, path: Path, batches: Sequence[HostBatch]) -> Exported:
         """Write the model in a format for serving, load it back and compare outputs. Local."""
         computation = self.parts.computation
-        with computation.gathering.alone():
+        with computation.gathering.alone(), without_loss(self.model):
             return export.export_model(self.model, computation.serving, format_name, path, batches)
 
     def plain_model(self) -> keras.Model:
         """Return the model with its weights as the task made it, ready for evaluation. Local."""
+        take_loss(self.model)
         return self.model
 
     def _make(self, task: Any, config: Config, batch: HostBatch | None) -> Parts:

@@ -17,6 +17,7 @@ from hvdtrain.backends.portable.program import compare, export_program
 from hvdtrain.backends.records import Exported
 from hvdtrain.backends.tensorflow.functions import Phase
 from hvdtrain.backends.tensorflow.program import TENSORS, write_program
+from hvdtrain.backends.tensorflow.task_model import without_loss
 from hvdtrain.data.feed import HostBatch
 from hvdtrain.errors import CheckpointError, TaskError
 
@@ -59,7 +60,7 @@ def _load_back(path: Path) -> Model:
 
 def load_weights_file(model: Model, path: Path) -> str:
     """Load a file of weights into a model; say what was understood. Of a .keras file the weights are read."""
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, without_loss(model):
         own = Path(folder) / "own.weights.h5"
         model.save_weights(own)
         file = _weights_in(path, Path(folder))

@@ -1,6 +1,7 @@
 """The model that a task makes, changed as the config requests."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import keras
@@ -106,6 +107,9 @@ def device_memory() -> DeviceMemory:
     return DeviceMemory(int(tf.config.experimental.get_memory_info("GPU:0")["peak"]))
 
 
+LOSS = "loss"  # the name in the model of a loss that has variables
+
+
 def make_model(task: Any, config: Config, batch_norm: BatchNormSync | None = None) -> keras.Model:
     """Return the task's model, changed as the config requests."""
     with autocast(config.precision):
@@ -127,4 +131,45 @@ def make_model(task: Any, config: Config, batch_norm: BatchNormSync | None = Non
         )
     if config.checkpoint_activations:
         apply_activation_checkpointing(model)
+    loss = getattr(task, "tf_loss", None) or getattr(task, "loss", None)
+    if isinstance(loss, keras.losses.Loss | keras.layers.Layer):
+        _add_loss(model, loss)
     return model
+
+
+def _add_loss(model: keras.Model, loss: Any) -> None:
+    """Make a loss that has variables a part of the model, so that it is trained, saved and sent with it."""
+    part = loss
+    if not isinstance(part, keras.layers.Layer):
+        part = keras.layers.Layer(dtype="float32")
+        for name, value in vars(loss).items():
+            if isinstance(value, keras.Variable | keras.layers.Layer | list | tuple | dict):
+                setattr(part, name, value)
+    own = {id(variable) for variable in model.variables}
+    if all(id(variable) in own for variable in part.variables):
+        return
+    if any(layer.name == LOSS for layer in model._layers):
+        raise TaskError(
+            f"the task's loss has variables, which become the model's part {LOSS!r}, a name that it has",
+            "Name the model's layer differently.",
+        )
+    part.name, part._hvdtrain_is_loss = LOSS, True
+    list.append(model._layers, part)  # past Keras, which takes no more parts of a model that is built
+
+
+def take_loss(model: keras.Model) -> list[Any]:
+    """Take a loss that has variables out of a model, which is then as the task made it; return it."""
+    parts = [layer for layer in model._layers if hasattr(layer, "_hvdtrain_is_loss")]
+    for part in parts:
+        list.remove(model._layers, part)
+    return parts
+
+
+@contextmanager
+def without_loss(model: keras.Model) -> Iterator[None]:
+    """Return a context in which a model is as the task made it, without a loss that has variables."""
+    parts = take_loss(model)
+    try:
+        yield
+    finally:
+        list.extend(model._layers, parts)

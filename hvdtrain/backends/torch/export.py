@@ -14,6 +14,7 @@ from hvdtrain.backends.portable.names import check_fit
 from hvdtrain.backends.portable.program import compare, export_program
 from hvdtrain.backends.records import Exported
 from hvdtrain.backends.torch.program import TENSORS, write_program
+from hvdtrain.backends.torch.task_model import without_loss
 from hvdtrain.data.feed import HostBatch
 from hvdtrain.errors import CheckpointError, TaskError
 from hvdtrain.storage.files import open_regular
@@ -54,7 +55,7 @@ def plain_model(model: torch.nn.Module, make_model: Callable[[], torch.nn.Module
 
 def _with_weights(make_model: Callable[[], torch.nn.Module], weights: Mapping[str, Any]) -> torch.nn.Module:
     model = make_model().cpu()
-    _load(model, weights)
+    _load(model, without_loss(model, weights))
     return model.eval()  # which may change the weights
 
 

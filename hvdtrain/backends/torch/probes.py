@@ -21,6 +21,7 @@ from hvdtrain.backends.torch.computation import Computation
 from hvdtrain.backends.torch.objective.losses import as_arrays
 from hvdtrain.backends.torch.state.tensors import address_of, as_kept, set_values
 from hvdtrain.backends.torch.sync_batch_norm import find_batch_norms
+from hvdtrain.backends.torch.task_model import LOSS
 from hvdtrain.backends.workers import peer_errors
 from hvdtrain.data.feed import HostBatch
 from hvdtrain.errors import PeerLostError
@@ -118,7 +119,8 @@ def describe_undone(before: Mapping[str, nn.Module]) -> str:
 
 def last_activation(model: nn.Module) -> str:
     """Return "softmax" or "sigmoid" if that is the module that a model registered last; else nothing."""
-    return _ACTIVATIONS.get(type(list(model.modules())[-1]), "")
+    last = [module for name, module in model.named_modules() if name.partition(".")[0] != LOSS][-1]
+    return _ACTIVATIONS.get(type(last), "")
 
 
 def count_frozen(model: nn.Module) -> int:

@@ -3,6 +3,7 @@
 import os
 import shlex
 import shutil
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -71,6 +72,9 @@ def device_memory(device: torch.device) -> DeviceMemory | None:
     return DeviceMemory(int(torch.cuda.max_memory_allocated(device)), limit)
 
 
+LOSS = "loss"  # the name in the model of a loss that has parameters
+
+
 def make_model(task: Any) -> torch.nn.Module:
     """Return a task's model, as the task makes it."""
     model = task.torch_model()
@@ -84,14 +88,40 @@ def make_model(task: Any) -> torch.nn.Module:
             "Give the module itself, which --compile compiles; script what hvdtrain.load() returns.",
         )
     loss = getattr(task, "torch_loss", None) or getattr(task, "loss", None)
-    if isinstance(loss, torch.nn.Module) and any(p.requires_grad for p in loss.parameters()):
-        raise TaskError(
-            "the task's loss has parameters, which are no part of the model: they would not be trained",
-            "Make the loss a part of the model that torch_model() returns, and call it in "
-            "torch_loss(model, batch); freeze what is not to be trained.",
-            everywhere=True,
-        )
+    if isinstance(loss, torch.nn.Module) and next(loss.parameters(), None) is not None:
+        _add_loss(model, loss)
     return model
+
+
+def _add_loss(model: torch.nn.Module, loss: torch.nn.Module) -> None:
+    """Make a loss that has parameters a part of the model, so that it is trained, saved and sent with it."""
+    if hasattr(model, LOSS):
+        raise TaskError(
+            f"the task's loss has parameters, which become the model's part {LOSS!r}, a name that it has",
+            "Name the model's part differently.",
+        )
+    if isinstance(model, torch.nn.Sequential):  # which calls all of its parts
+        kind = type(model)
+        model.__class__ = type(kind.__name__, (_WithLoss, kind), {"__module__": kind.__module__})
+    model.add_module(LOSS, loss)
+
+
+class _WithLoss(torch.nn.Sequential):
+    """A Sequential that does not call the loss."""
+
+    def __iter__(self) -> Iterator[torch.nn.Module]:
+        return (part for name, part in self._modules.items() if name != LOSS and part is not None)
+
+    def __len__(self) -> int:
+        return len(self._modules) - 1
+
+
+def without_loss(model: torch.nn.Module, weights: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the weights that a model, as the task makes it, has: without those of a loss."""
+    own = getattr(model, LOSS, None)
+    return {
+        name: value for name, value in weights.items() if own is not None or not name.startswith(f"{LOSS}.")
+    }
 
 
 def foreign_leaf(losses: torch.Tensor, model: torch.nn.Module) -> torch.Tensor | None:

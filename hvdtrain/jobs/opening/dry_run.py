@@ -11,6 +11,7 @@ import numpy as np
 from hvdtrain.backends.base import Backend
 from hvdtrain.backends.memory import MemoryPlan, mebibytes, memory_plan
 from hvdtrain.backends.objective.gathering import comparing_error
+from hvdtrain.backends.objective.logits import named_loss
 from hvdtrain.backends.objective.losses import IGNORE_INDEX
 from hvdtrain.backends.objective.objective import has_own_values
 from hvdtrain.backends.records import ModelInfo
@@ -187,7 +188,7 @@ def _named_loss_and_metrics(task: Any, framework: str) -> tuple[str, dict[str, s
     """Return the name of the task's loss and those of its metrics; none of a loss that calls the model."""
     if hasattr(task, FRAMEWORKS[framework].loss_method):
         return "", {}
-    loss, metrics = getattr(task, "loss", None), getattr(task, "metrics", {})
+    (loss, _), metrics = named_loss(getattr(task, "loss", None), framework), getattr(task, "metrics", {})
     names = {key: kind for key, kind in metrics.items() if isinstance(kind, str)}
     return (loss if isinstance(loss, str) else ""), names
 

@@ -87,7 +87,7 @@ class PlainLoop:
     def _values(self, model: Any, batch: Mapping[str, Any], training: bool) -> tuple[Any, Any]:
         """Return losses and weights by the task's loss; for a named one by the framework's function."""
         if self._own is not None:
-            losses = self._own(model, nested_batch(batch))[0]
+            losses = getattr(self._own, "call", self._own)(model, nested_batch(batch))[0]
         elif callable(self._loss) and type(self._loss).__name__ in ("function", "method"):
             losses = self._loss(*self._call(model, batch))
         elif self._is_plain(batch):

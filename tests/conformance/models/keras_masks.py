@@ -42,11 +42,12 @@ class Tagger(Model):
 
 
 class TaggerOfObjects(Tagger):
-    """A metric that is an object of Keras."""
+    """A loss and a metric that are Keras's objects."""
 
     def __init__(self):
         import keras
 
+        self.loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction=None)
         self.metrics = {"accuracy": keras.metrics.SparseCategoricalAccuracy()}
 
 

@@ -1,8 +1,8 @@
-"""Losses with parameters: those in the model are trained and saved, others are refused by name."""
+"""Losses with parameters: those of a module are trained and saved, others are refused by name."""
 
 from typing import Any
 
-from conformance.zoo import Judge, Model, X, tf_classifier
+from conformance.zoo import Judge, Model, tf_classifier
 
 
 def torch_classifier() -> Any:
@@ -31,23 +31,26 @@ def proxies() -> Any:
 
 
 class ProxyLoss(Model):
-    """A loss with parameters that is a part of the model."""
+    """A Sequential, which calls all of its parts, and a loss that is a module."""
 
     judge = Judge(frameworks=("torch",))
 
+    def __init__(self):
+        self.loss = proxies()
+
     def torch_model(self):
-        model = torch_classifier()
+        return torch_classifier()
 
-        class WithLoss(type(model)):
-            def forward(self, inputs):
-                return model(inputs)
 
-        whole = WithLoss(*model)
-        whole.proxies = proxies()
-        return whole
+class ProxyLossWithAdamW(ProxyLoss):
+    """The optimizer of the task's own is given the parameters of the loss, too."""
 
-    def torch_loss(self, model, batch):
-        return model.proxies(model(batch["inputs"]), batch), {}
+    judge = Judge(frameworks=("torch",), workers=(2,))
+
+    def torch_optimizer(self, parameters):
+        import torch
+
+        return torch.optim.AdamW(parameters, 0.1)
 
 
 class HeldByTheTask(Model):
@@ -124,7 +127,7 @@ def keras_proxies() -> Any:
 
 
 def keras_uncertainty() -> Any:
-    """Return a loss that is a layer with learned scales of logits."""
+    """Return a task's own loss that is a layer with learned scales of logits."""
     import keras
 
     class Uncertainty(keras.layers.Layer):
@@ -132,32 +135,20 @@ def keras_uncertainty() -> Any:
             super().__init__()
             self.log_vars = self.add_weight(shape=(3,), initializer="zeros")
 
-        def call(self, logits, targets):
+        def call(self, model, batch):
             from keras import ops
 
-            logits = logits * ops.exp(-self.log_vars)
-            losses = ops.sparse_categorical_crossentropy(targets, logits, from_logits=True)
-            return losses + ops.sum(self.log_vars)
+            logits = model(batch["inputs"]) * ops.exp(-self.log_vars)
+            losses = ops.sparse_categorical_crossentropy(batch["targets"], logits, from_logits=True)
+            return losses + ops.sum(self.log_vars), {}
 
     return Uncertainty()
 
 
-class LossWithParameters(Model):
-    """A loss object that has parameters, which are in no model."""
+class KerasProxyLoss(Model):
+    """A Sequential and a loss that is a Keras object with variables."""
 
-    judge = Judge(workers=(2,), refused=("the task's loss has parameters", "a part of the model that"))
-
-    def __init__(self):
-        self.loss = proxies()
-
-    def torch_model(self):
-        return torch_classifier()
-
-
-class KerasLossWithVariables(Model):
-    """A loss object that has variables, which are in no model."""
-
-    judge = Judge(workers=(2,), refused=("the task's loss is Proxies of Keras", "def loss(self, outputs"))
+    judge = Judge(workers=(1, 2))
 
     def __init__(self):
         self.loss = keras_proxies()
@@ -166,24 +157,16 @@ class KerasLossWithVariables(Model):
 
 
 class KerasLossLayer(Model):
-    """A loss of the task's own that calls a layer with variables, which is a part of the model."""
+    """A functional model and a loss of the task's own that is a layer."""
 
     judge = Judge(workers=(2,))
+
+    def __init__(self):
+        self.tf_loss = keras_uncertainty()
 
     def tf_model(self):
         import keras
 
-        class WithLoss(keras.Model):
-            def __init__(self):
-                super().__init__()
-                self.net, self.uncertainty = tf_classifier(), keras_uncertainty()
-
-            def call(self, inputs):
-                return self.net(inputs)
-
-        model = WithLoss()
-        model(X[:1])
-        return model
-
-    def tf_loss(self, model, batch):
-        return model.uncertainty(model(batch["inputs"]), batch["targets"]), {}
+        keras.utils.set_random_seed(0)
+        inputs = keras.Input((4,))
+        return keras.Model(inputs, keras.layers.Dense(3)(inputs))

@@ -9,7 +9,7 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from hvdtrain.backends.optimizers import MAIN
-from hvdtrain.backends.pipeline.checks import blocks_of
+from hvdtrain.backends.pipeline.checks import blocks_of, loss_has_parameters
 from hvdtrain.backends.pipeline.pipeline import Layout, StageReducer
 from hvdtrain.backends.pipeline.stage_step import Form, StageStepBase
 from hvdtrain.backends.pipeline.state import StateOfStage
@@ -27,7 +27,7 @@ from hvdtrain.backends.tensorflow.steps.parts import Parts
 from hvdtrain.backends.tensorflow.steps.plain_step import PlainStep
 from hvdtrain.backends.tensorflow.steps.update import Update, all_agree
 from hvdtrain.backends.tensorflow.sync_batch_norm import BatchNormSync, find_batch_norms
-from hvdtrain.backends.tensorflow.task_model import make_model
+from hvdtrain.backends.tensorflow.task_model import make_model, take_loss
 from hvdtrain.backends.tensorflow.traced_workers import FixedSize
 from hvdtrain.backends.workers import peer_errors
 from hvdtrain.data.feed import HostBatch
@@ -120,6 +120,8 @@ class StageStep(StageStepBase, PlainStep):
         computation.precision = config.precision
         model = self._whole = make_model(task, config)
         blocks = blocks_of(task, model, "tf", stage_passes.layers_of(model))
+        if take_loss(model):
+            raise loss_has_parameters()
         whole = ModelState(model, Renaming(task, "tf"))
         parameters = {id(v) for layer in model._flatten_layers() for v in layer._trainable_variables}
         own, tensors = self.divide(model, blocks, whole, batch, parameters)

@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from hvdtrain.backends.pipeline.checks import blocks_of
+from hvdtrain.backends.pipeline.checks import blocks_of, loss_has_parameters
 from hvdtrain.backends.pipeline.pipeline import Layout, StageReducer
 from hvdtrain.backends.pipeline.stage_step import Form, StageStepBase
 from hvdtrain.backends.pipeline.state import StateOfStage
@@ -26,7 +26,7 @@ from hvdtrain.backends.torch.steps.parts import Parts
 from hvdtrain.backends.torch.steps.plain_step import PlainStep
 from hvdtrain.backends.torch.steps.update import Update, all_agree, scale_to_norm
 from hvdtrain.backends.torch.sync_batch_norm import BatchNormSync, find_batch_norms
-from hvdtrain.backends.torch.task_model import check_compiler, compiled, make_model
+from hvdtrain.backends.torch.task_model import LOSS, check_compiler, compiled, make_model
 from hvdtrain.backends.workers import peer_errors
 from hvdtrain.data.feed import HostBatch
 
@@ -101,6 +101,8 @@ class StageStep(StageStepBase, PlainStep):
         task, config, computation = self._task, self._config, self.computation
         model = self._whole = make_model(task)
         blocks = blocks_of(task, model, "torch", list(model) if isinstance(model, nn.Sequential) else None)
+        if getattr(model, LOSS, model) in (getattr(task, "torch_loss", None), getattr(task, "loss", None)):
+            raise loss_has_parameters()
         if config.checkpoint_activations:
             apply_activation_checkpointing(model)
         whole = ModelState(model, Renaming(task, "torch"))
