@@ -103,9 +103,11 @@ def _remedies(config: Config, micro_batch: int) -> Iterator[str]:
 
 def _divisions(config: Config, workers: int) -> Iterator[str]:
     """Yield how workers can divide what each of them keeps."""
-    if config.shard == "none":
+    may_shard = config.optimizer not in ("lars", "lamb")
+    if config.shard == "none" and may_shard:
         yield "--shard optimizer: each worker keeps its part of the optimizer's state"
-    if config.shard != "gradients" and compression_of(config.compression).parts_as:
+    keeps_parts = compression_of(config.compression).parts_as and config.framework != "tf"
+    if config.shard != "gradients" and keeps_parts and may_shard:
         yield "--shard gradients: and of the gradients"
     if config.shard == "none" and config.compression in ("none", "fp16"):
         yield f"--stages {workers}: each worker keeps some of the model's blocks"

@@ -12,6 +12,7 @@ from hvdtrain.data.numeric import TARGETS
 from hvdtrain.data.readers import Fetch, Fetched
 from hvdtrain.early_stopping import RESERVED, SEPARATOR
 from hvdtrain.errors import DataError, HvdtrainError
+from hvdtrain.storage.text import counted
 from hvdtrain.workers.user_errors import SAMPLE_NOTE, RaisedInReader
 
 # what messages call the data, and reader processes know them by
@@ -83,9 +84,11 @@ def check_not_bare_sets(source: Any, collates: bool) -> None:
         parts = [] if any(key in source for key in ("inputs", *TARGETS)) else list(source.values())
     elif isinstance(source, list | tuple) and not collates:
         parts = list(source[:2])  # of a list of samples, the first tell what it is
-    if len(parts) > 1 and all(_is_data_set(part, in_mapping=isinstance(source, Mapping)) for part in parts):
+    has_names = isinstance(source, Mapping)
+    if len(parts) >= (1 if has_names else 2) and all(_is_data_set(part, has_names) for part in parts):
+        sets = counted(len(source), "data set")
         raise DataError(
-            f"eval_data() gave a {type(source).__name__} of {len(source)} data sets; several have names here",
+            f"eval_data() gave a {type(source).__name__} of {sets}; several have names here",
             'Return hvdtrain.EvalSets({"validation": data, "noisy": other}).',
         )
 

@@ -10,6 +10,7 @@ import sys
 import tarfile
 import tempfile
 import zipfile
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -53,7 +54,7 @@ class BuildCache:
         found = next((self.folder / "wheels" / key).glob("*.whl"), None)
         try:
             return found if found is None or zipfile.ZipFile(found).testzip() is None else None
-        except (OSError, zipfile.BadZipFile):
+        except (OSError, zipfile.BadZipFile, zlib.error):
             return None
 
     def store(self, key: str, wheel: Path) -> Path:

@@ -164,7 +164,8 @@ def limit_wait_for_threads(seconds: float = _THREADS_SECONDS) -> None:
                 # a handler may join a thread
                 last = threading.Timer(_HANDLERS_SECONDS, exit_at_once, [0])
                 last.daemon = True
-                last.start()
+                with suppress(RuntimeError):  # Python 3.12.0 and 3.12.1 start no thread any more here
+                    last.start()
                 with suppress(Exception):
                     atexit._run_exitfuncs()
                 _flush()

@@ -40,13 +40,14 @@ def test_a_name_that_is_not_allowed_is_refused(name):
     [
         {"validation": Items(), "noisy": Items()},
         {"validation": ARRAYS, "noisy": ARRAYS},
+        {"validation": ARRAYS},
         [Items(), Items()],
         (Items(), Items()),
     ],
-    ids=["data sets", "arrays", "list", "tuple"],
+    ids=["data sets", "arrays", "one", "list", "tuple"],
 )
 def test_data_sets_without_eval_sets_are_refused_with_how_to_write_them(source):
-    with pytest.raises(DataError, match=r"of 2 data sets(.|\n)*Return hvdtrain\.EvalSets\("):
+    with pytest.raises(DataError, match=r"of (2 data sets|1 data set);(.|\n)*Return hvdtrain\.EvalSets\("):
         check_not_bare_sets(source, collates=False)
 
 

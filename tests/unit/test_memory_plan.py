@@ -68,7 +68,8 @@ def test_sharding_is_advised_where_it_saves():
     assert advised() == ["--shard optimizer", "--shard gradients"]
     assert advised(shard="optimizer") == ["--shard gradients"]
     assert advised(shard="gradients") == advised(workers=1) == advised(sync_every=4) == []
-    assert advised(compression="powersgd:4") == ["--shard optimizer"]
+    assert advised(compression="powersgd:4") == advised(framework="tf") == ["--shard optimizer"]
+    assert advised(optimizer="lamb") == []
 
 
 def test_only_what_the_job_does_not_do_is_advised():

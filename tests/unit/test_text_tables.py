@@ -44,6 +44,7 @@ def test_all_kinds_of_table_give_the_same_rows(tmp_path, ending):
 # name of the file, its bytes, what is said
 BAD_ROWS = {
     "values": ("a.csv", b"text,label\nx,a\ny\nz,b\n", "a.csv, line 3: has 1 values; the first line names 2"),
+    "values below empty lines": ("a.csv", b"text,label\n\n\nx\n", "a.csv, line 4: has 1 values"),
     "more values": (
         "a.tsv",
         b"text\tlabel\nx\ta\tb\n",

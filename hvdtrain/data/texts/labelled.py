@@ -57,9 +57,9 @@ def _separated_rows(path: Path, columns: tuple[str, str], **options: Any) -> Ite
     csv.field_size_limit(max(_LONGEST, csv.field_size_limit()))  # of the whole process
     first = 1
     with _open_text(path) as file:
-        rows = csv.DictReader(file, strict=True, **options)
+        rows = csv.reader(file, strict=True, **options)
         try:
-            names = list(rows.fieldnames or ())
+            names = next(rows, [])
             if bad := next((column for column in columns if names.count(column) != 1), None):
                 problem = "has more than one column" if bad in names else "has no column"
                 shown = some([repr(name[:40]) for name in names], 20)
@@ -67,13 +67,14 @@ def _separated_rows(path: Path, columns: tuple[str, str], **options: Any) -> Ite
                     f"{path} {problem} {bad!r}; its columns are {shown}",
                     "Set them: --set task_options.text=COLUMN --set task_options.label=COLUMN.",
                 )
+            text, label = map(names.index, columns)
             first = rows.line_num + 1
             for row in rows:
-                if None in row or None in row.values():
-                    found = len(names) + len(row.get(None, ())) - list(row.values()).count(None)
-                    has = f"has {found} values; the first line names {len(names)} columns"
+                if row and len(row) != len(names):
+                    has = f"has {len(row)} values; the first line names {len(names)} columns"
                     raise DataError(f"{path}, line {first}: {has}")
-                yield f"line {first}", row[columns[0]], row[columns[1]]
+                if row:  # no empty line
+                    yield f"line {first}", row[text], row[label]
                 first = rows.line_num + 1
         except csv.Error as error:
             raise DataError(f"{path}, line {first}: {error}") from None

@@ -2,6 +2,8 @@
 
 import hashlib
 import os
+import zipfile
+import zlib
 
 import pytest
 
@@ -27,6 +29,11 @@ def test_a_stored_wheel_is_found_by_its_key_and_name_while_it_is_whole(cache, wh
     assert (stored.name, stored.read_bytes()) == (wheel.name, wheel.read_bytes())
     assert cache.wheel("other") is None
     stored.write_bytes(wheel.read_bytes().replace(b"a module", b"A module"))
+    assert cache.wheel("key") is None
+    with zipfile.ZipFile(stored, "w", zipfile.ZIP_DEFLATED) as file:
+        file.writestr("a", "what is compressed")
+    compressed = zlib.compress(b"what is compressed", wbits=-15)
+    stored.write_bytes(stored.read_bytes().replace(compressed, b"\xff" * len(compressed)))
     assert cache.wheel("key") is None
     stored.write_bytes(b"PK")
     assert cache.wheel("key") is None
