@@ -23,6 +23,7 @@ from hvdtrain.host.processes import kill_group, start_group
 from hvdtrain.storage.text import counted
 
 _END_SECONDS = 15.0
+_REMEDY = "If its steps take seconds, give a larger --seconds, from which this limit follows."
 LARGER_LIMIT = "Give a larger --limit, or a smaller task."
 _LINES = 20  # of the output, in an error
 _BYTES = 2**16  # of its end, among which they are
@@ -72,14 +73,27 @@ def run_module(  # noqa: PLR0917 - what may differ is given last
     folder: Path,
     limit_seconds: float,
     environ: Mapping[str, str] | None = None,
-    remedy: str = "If its steps take seconds, give a larger --seconds, from which this limit follows.",
+    remedy: str = _REMEDY,
 ) -> Any:
     """Let the workers of a module, which calls ``run_worker``, take values, and return what they found."""
     path, found = folder / "values.json", folder / "found.json"
     folder.mkdir(exist_ok=True)
     found.unlink(missing_ok=True)
     path.write_text(json.dumps({**values, "found": str(found)}), encoding="utf-8")
-    with RunningJob([*launcher, sys.executable, "-m", module, str(path)], environ) as job:
+    command = [*launcher, sys.executable, "-m", module, str(path)]
+    return run_program(name, command, limit_seconds, found, environ, remedy)
+
+
+def run_program(  # noqa: PLR0917 - what may differ is given last
+    name: str,
+    command: Sequence[str],
+    limit_seconds: float,
+    found: Path,
+    environ: Mapping[str, str] | None = None,
+    remedy: str = _REMEDY,
+) -> Any:
+    """Run a command to its end, and return the JSON that it has written to a file."""
+    with RunningJob(command, environ) as job:
         code, text = job.wait(limit_seconds)
     if code is None:
         problem = f"{name} did not end within {limit_seconds:.0f} s and was ended"

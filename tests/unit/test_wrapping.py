@@ -257,5 +257,5 @@ def test_columns_of_tables_are_put_in_the_order_of_the_model_or_refused(table):
     [(np.ma.masked_array(A, A > 1), Y), Samples(lambda i: {"inputs": A[i], "targets": np.ma.masked})],
 )
 def test_masked_values_are_refused(source):
-    with pytest.raises(DataError, match=r"is a masked array in which \d values? (is|are) masked"):
+    with pytest.raises(DataError, match="is a masked array"):
         batch_of(source)

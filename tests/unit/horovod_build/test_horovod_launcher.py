@@ -39,9 +39,9 @@ def test_workers_have_one_hash_seed_unless_the_user_chose_it(horovod, monkeypatc
 
 
 TELLS = """
-import signal, sys, time
+import os, signal, sys, time
 def tell(number, _):
-    print(signal.Signals(number).name, flush=True)
+    os.write(1, signal.Signals(number).name.encode() + b"\\n")  # print may be under way
     if number != signal.SIGUSR1:
         sys.exit(75)
 for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
@@ -130,7 +130,7 @@ sys.exit(mpi_run._run_and_pass_signals_on({command!r}, None))
 STAYS = """
 import os, signal, sys, time
 for number in (signal.SIGUSR1, signal.SIGUSR2):
-    signal.signal(number, lambda number, frame: print(signal.Signals(number).name, flush=True))
+    signal.signal(number, lambda number, frame: os.write(1, signal.Signals(number).name.encode() + b"\\n"))
 print(os.getpid(), flush=True)
 while True:
     time.sleep(0.05)
@@ -171,7 +171,7 @@ def horovodrun(patched, tmp_path):
         process.stdout.close()
 
 
-MPIRUN = TELLS.replace('print("up"', "import os; print(os.getpid()")
+MPIRUN = TELLS.replace('print("up"', "print(os.getpid()")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2], ids=lambda n: n.name)
