@@ -39,17 +39,32 @@ def said_if_interrupted() -> Iterator[None]:
         raise
 
 
-def show_found(text: str, document: dict[str, Any], json_path: Path | None) -> None:
+def show_found(
+    text: str,
+    document: dict[str, Any],
+    json_path: Path | None,
+    picture: Path | None = None,
+    draw: Callable[[dict[str, Any], Path], None] | None = None,
+) -> None:
     """Show what was found, then write it: if it cannot be written, it is shown at least."""
     open_console().print(printable(text), highlight=False, markup=False, soft_wrap=True)
     write_json(json_path, document)
+    if picture is not None and draw is not None:
+        with _faults_of(picture):
+            draw(document, picture)
 
 
 def write_json(path: Path | None, document: dict[str, Any]) -> None:
     """Write what was found, if a file for it is wanted."""
-    try:
-        if path is not None:
+    if path is not None:
+        with _faults_of(path):
             path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+
+
+@contextmanager
+def _faults_of(path: Path) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         raise EnvironmentFault(
             f"{path} cannot be written: {error.strerror or error}", "What was found is shown above."

@@ -149,6 +149,19 @@ def test_options_of_the_job_and_of_bench_are_told_apart(handed_on):
     assert options == BenchOptions(seconds=3.0, split=False, sweep=(1, 2), json_path=Path("a.json"))
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"picture": Path("a.png")}, "--picture is for --sweep"),
+        ({"picture": Path("a.txt"), "sweep": (1, 2)}, "must end in .png, .svg, .html"),
+        ({"picture": Path("/proc/self/a.png"), "sweep": (1, 2)}, "/proc/self/a.png cannot be written"),
+    ],
+)
+def test_pictures_that_cannot_be_drawn_are_refused_early(options, said):
+    with pytest.raises(UsageError, match=said):
+        sweep.run_bench([], BenchOptions(**options))
+
+
 def test_what_was_measured_is_shown_before_it_is_written(monkeypatch, capsys):
     monkeypatch.setattr(sweep, "bench_job", lambda *_: RESULT)
     monkeypatch.setattr(sweep, "check_writable", lambda *_, **__: None)

@@ -69,11 +69,16 @@ class BenchOptions:
     hosts: str | None = None
     controller: str | None = None
     json_path: Path | None = None
+    picture: Path | None = None
 
     def check(self) -> None:
         """Check that the options go together."""
         problem, remedy = "", "Leave --max-bytes out."
-        for name, given in (("-H", self.hosts), ("--controller", self.controller)):
+        for name, given in (
+            ("-H", self.hosts),
+            ("--controller", self.controller),
+            ("--picture", self.picture),
+        ):
             if given is not None and not self.sweep:
                 problem = f"{name} is for --sweep, which launches workers itself"
                 remedy = "To measure a job as it is launched: horovodrun -np 2 python -m hvdtrain bench ..."
@@ -95,11 +100,16 @@ class PlanOptions:
     num_proc: int | None = None
     controller: str | None = None
     json_path: Path | None = None
+    picture: Path | None = None
 
 
 _CONTROLLER = click.Choice(["mpi", "gloo"])
-_JSON = click.option("--json", "json_path", type=ExpandedPath(), metavar="FILE",
-                     help="Write a JSON document, too.")  # fmt: skip
+_FILES = (
+    click.option("--json", "json_path", type=ExpandedPath(), metavar="FILE",
+                 help="Write a JSON document, too."),
+    click.option("--picture", type=ExpandedPath(), metavar="FILE",
+                 help="Draw speed against workers, too: .png, .svg or .html; needs matplotlib."),
+)  # fmt: skip
 bench_options = all_of(
     click.option("--seconds", type=click.FloatRange(0.1, 3600), default=_SECONDS, metavar="SECONDS",
                  help=f"How long each measurement trains, roughly. [{_SECONDS:g}]"),
@@ -115,7 +125,7 @@ bench_options = all_of(
                  help="Hosts and slots for --sweep, such as host1:2,host2:2. [this host's cores]"),
     click.option("--controller", type=_CONTROLLER,
                  help="Controller of the jobs that are launched. [horovodrun's choice]"),
-    _JSON,
+    *_FILES,
 )  # fmt: skip
 plan_options = all_of(
     click.option("--hosts", type=click.IntRange(1, 4096), metavar="N",
@@ -131,5 +141,5 @@ plan_options = all_of(
                  help="Workers of the jobs that are launched here. [this host's GPUs, or its cores]"),
     click.option("--controller", type=_CONTROLLER,
                  help="Controller of the jobs that are launched here. [each that Horovod was built with]"),
-    _JSON,
+    *_FILES,
 )  # fmt: skip

@@ -34,7 +34,8 @@ from hvdtrain.tools.bench.sweep import run_job
 from hvdtrain.tools.launch import check_slots, horovodrun
 from hvdtrain.tools.message_times import bench_module_name
 from hvdtrain.tools.output import check_writable, config_files, said_if_interrupted, say, show_found
-from hvdtrain.tools.spread import in_digits
+from hvdtrain.tools.picture import check_picture, draw
+from hvdtrain.tools.spread import Spread, in_digits
 
 VERSION = 4  # of the documents
 _PROBE_SECONDS = 120.0
@@ -76,12 +77,14 @@ def run_plan(layers: list[Layer], options: PlanOptions) -> None:
                 everywhere=True,
             )
     if not launched_rank():
-        check_writable(options.json_path, read=config_files(layers))
+        check_writable(options.json_path, options.picture, read=config_files(layers))
+        check_picture(options.picture)
     with said_if_interrupted():
         documents = _documents(layers, options, launched=launched)
     if documents:
         plan = make_plan(documents, options)
-        show_found(plan.describe(), plan.to_document(), options.json_path)
+        paths = options.json_path, options.picture
+        show_found(plan.describe(), plan.to_document(), *paths, lambda _, path: draw(plan.curves(), path))
 
 
 def _documents(layers: list[Layer], options: PlanOptions, *, launched: bool) -> Documents:
@@ -299,6 +302,10 @@ class Plan:
             for text in one["warnings"]
         ]
         return "\n".join([*lines, *dict.fromkeys(warnings)])
+
+    def curves(self) -> dict[str, list[tuple[int, Spread]]]:
+        """Return the efficiency of each table by number of workers, for a picture."""
+        return {one.title: [(row.cluster.workers, row.efficiency) for row in one.rows] for one in self.tables}
 
     def to_document(self) -> dict[str, Any]:
         """Return the JSON document; times are in seconds."""

@@ -33,6 +33,7 @@ from hvdtrain.tools.launch import (
 )
 from hvdtrain.tools.message_times import MOST_BYTES
 from hvdtrain.tools.output import check_writable, config_files, said_if_interrupted, say, show_found
+from hvdtrain.tools.picture import check_picture, draw
 from hvdtrain.tools.spread import Spread
 
 _MORE_SECONDS, _FACTOR = 300.0, 10.0  # of a job's limit: to start and to compile; of --seconds
@@ -43,7 +44,8 @@ def run_bench(layers: list[Layer], options: BenchOptions) -> None:
     check_may_be_elastic(None)
     options.check()
     if not launched_rank():
-        check_writable(options.json_path, read=config_files(layers))
+        check_writable(options.json_path, options.picture, read=config_files(layers))
+        check_picture(options.picture)
     if not options.sweep:
         most = (options.max_bytes or MOST_BYTES) if options.all_reduce else None
         with said_if_interrupted():
@@ -54,7 +56,11 @@ def run_bench(layers: list[Layer], options: BenchOptions) -> None:
     check_is_not_launched("bench --sweep")
     with said_if_interrupted():
         swept = run_sweep(layers, options)
-    show_found(describe_sweep(swept), swept, options.json_path)
+    show_found(describe_sweep(swept), swept, options.json_path, options.picture, _draw)
+
+
+def _draw(document: dict[str, Any], path: Path) -> None:
+    draw({"measured": [(row["workers"], Spread(**row["efficiency"])) for row in document["sweep"]]}, path)
 
 
 def run_sweep(layers: list[Layer], options: BenchOptions) -> dict[str, Any]:

@@ -21,6 +21,7 @@ class RateOptions:
     highest_rate: float = HIGHEST_RATE
     rising_steps: int = RISING_STEPS
     json_path: Path | None = None
+    picture: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,8 @@ rate_options = all_of(
     click.option("--rising-steps", type=int, default=RISING_STEPS, metavar="N",
                  help=f"Number of steps, unless the loss diverges before. [{RISING_STEPS}]"),
     _JSON,
+    click.option("--picture", type=ExpandedPath(), metavar="FILE",
+                 help="Draw the curve, too: .png, .svg or .html; needs matplotlib."),
 )  # fmt: skip
 batch_options = all_of(
     click.option("-np", "--num-proc", type=click.IntRange(1), default=1, metavar="N",
