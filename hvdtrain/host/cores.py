@@ -45,12 +45,6 @@ def keep_freed() -> None:
         library.mallopt(_TRIM_THRESHOLD, 128 << 20)
 
 
-def release_unused() -> None:
-    """Give the system back what the C library keeps of freed memory; only glibc can do so."""
-    with suppress(OSError, AttributeError):
-        ctypes.CDLL(None).malloc_trim(0)
-
-
 def free_bytes() -> int:
     """Return how much memory a job may take on this host: nine tenths of what is free."""
     free = [int(psutil.virtual_memory().available)]

@@ -5,11 +5,14 @@ The contracts themselves (layers, rings, frameworks) are checked by `lint-import
 
 import ast
 import configparser
+import re
 from collections import defaultdict
 from collections.abc import Iterator
 from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
+
+from support.documents import ROOT
 
 import hvdtrain
 
@@ -127,3 +130,17 @@ def test_every_package_stands_in_a_layer():
     layers = setup["importlinter:contract:layers"]["layers"].replace("|", " ").replace(":", " ").split()
     packages = {folder.name for folder in PACKAGE.iterdir() if (folder / "__init__.py").exists()}
     assert packages <= set(layers), "give a new package its layer in setup.cfg"
+
+
+def test_what_programs_beside_the_package_import_of_it_is_there():
+    missing = []
+    for path in [
+        one for name in ("benchmarks", "examples", "scripts") for one in (ROOT / name).rglob("*.py")
+    ]:
+        for node in ast.walk(ast.parse(path.read_text())):
+            module = (isinstance(node, ast.ImportFrom) and node.module) or ""
+            if module.partition(".")[0] == "hvdtrain":
+                found = set(re.findall(r"\w+", MODULES[module].read_text()))
+                names = [one.name for one in node.names if f"{module}.{one.name}" not in MODULES]
+                missing += [(path.name, one) for one in names if one not in found]
+    assert missing == []
