@@ -44,6 +44,8 @@ _PLAIN = {
 
 def named_loss(loss: Any, framework: str, field: str = "loss") -> tuple[Any, dict[str, Any]]:
     """Return the name of what a loss object computes, and its options; other losses as they are."""
+    if not callable(loss):
+        return loss, {}
     kinds = loss.__mro__ if isinstance(loss, type) else (loss, *type(loss).__mro__)
     modules = [str(getattr(kind, "__module__", "")) for kind in kinds]
     described = f"the task's {field} is {getattr(loss, '__name__', type(loss).__name__)}"
