@@ -91,13 +91,6 @@ def test_weights_of_samples_are_refused_by_the_samples_index(shape, value):
         fetch(data, np.array([2, 4, 0]))
 
 
-def test_throughput_counts_from_the_windows_start_to_its_last_step():
-    window = Window(started_seconds=10.0)
-    window.add(StepMetrics({"loss": 1.0}, weight=30.0), 11.0)
-    window.add(StepMetrics({"loss": 1.0}, weight=30.0), 14.0)
-    assert window.samples_per_second() == 15.0
-
-
 def test_the_share_of_waiting_is_the_mean_over_workers():
     window = Window(started_seconds=10.0)
     window.add(StepMetrics({"loss": 1.0}, weight=1.0, statistics=StepStatistics(data_wait_seconds=1.0)), 11.0)

@@ -29,14 +29,6 @@ def test_a_gradient_is_divided_where_rows_and_columns_are_fewest(shape, rank, ex
     assert matrix_shape(shape, rank) == expected
 
 
-def test_the_first_factor_is_orthonormal_and_follows_from_seed_and_name():
-    q = first_factor("a/kernel", 20, 4, 0)
-    np.testing.assert_allclose(q.T @ q, np.eye(4), atol=1e-6)
-    np.testing.assert_array_equal(q, first_factor("a/kernel", 20, 4, 0))
-    assert not np.allclose(q, first_factor("b/kernel", 20, 4, 0))
-    assert not np.allclose(q, first_factor("a/kernel", 20, 4, 1))
-
-
 @pytest.mark.parametrize("wrong", [np.nan, np.inf])
 def test_directions_are_orthonormal_and_those_of_other_numbers_are_not_finite(wrong):
     random = np.random.RandomState(0)

@@ -1,9 +1,10 @@
-"""Nested batches have flat names on their way, and are nested again at its end."""
+"""Nested batches are flat on their way; what holds no numbers is left out of records and of streams."""
 
 import numpy as np
 import pytest
 
-from hvdtrain.data.numeric import flatten, nesting
+import hvdtrain
+from hvdtrain.data.numeric import flatten, merged_by_cast, nesting
 from hvdtrain.errors import DataError
 
 A, B = np.ones((2, 3)), np.zeros((2, 1))
@@ -40,3 +41,32 @@ def test_what_cannot_be_nested_again_is_refused(item, said):
 def test_a_name_for_an_array_and_for_parts_is_refused():
     with pytest.raises(DataError, match="a batch has 'inputs' and parts of it"):
         nesting(["inputs", "inputs/a"])
+
+
+def test_columns_without_numbers_are_left_out_with_a_note():
+    records = [{"inputs": np.ones(2), "label": 3, "text": "a", "__key__": "b"}]
+    data = hvdtrain.stream(lambda: iter(records), targets="label", length=1)
+    data.first()
+    assert {name: value.dtype.kind for name, value in data[0].items()} == {"inputs": "f", "targets": "i"}
+    assert data.notes == ("the column text is left out: not numbers",)
+
+
+RANDOM = np.random.RandomState(0)
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        (1e8 + RANDOM.randn(24, 3), 0),  # coordinates
+        (np.stack([RANDOM.randn(5), 2.0**24 + np.arange(5)], 1), 1),  # numbers of rows
+        (np.array([1e300, 1.0]), 0),
+        (1 + 1e-9 * np.arange(9.0), 0),
+        (RANDOM.randn(300_000), None),  # some become equal by chance
+        (np.array([0.3, 0.1 + 0.2, 0.3]), None),  # that is rounding
+        (np.array([np.nan, np.inf, 1.5, 1.5]), None),
+        (np.array([123456789.0, 0.0]), None),
+    ],
+)
+def test_columns_whose_values_become_equal_in_32_bits_are_found(values, expected):
+    found = merged_by_cast(values)
+    assert (found and found[0]) == expected

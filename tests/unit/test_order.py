@@ -10,21 +10,8 @@ from hypothesis import strategies as st
 from hvdtrain.data.datasets import as_dataset
 from hvdtrain.data.drawn import Ordered, draws_of, lengths_of
 from hvdtrain.data.feed import Shard
-from hvdtrain.data.order import BatchPlan, ShuffledOrder, mix, permute, training_order
+from hvdtrain.data.order import BatchPlan, ShuffledOrder, permute, training_order
 from hvdtrain.errors import DataError
-
-
-@pytest.mark.parametrize(
-    ("values", "hashed"),
-    [
-        ((), 0x9E3779B97F4A7C15),
-        ((0,), 0x6E789E6AA1B965F4),
-        ((1, 2), 0xE11283DFF699F5D8),
-        ((2, 1), 0x5082F3423D36224D),
-    ],
-)
-def test_mix_is_pinned(values, hashed):
-    assert mix(*values) == hashed
 
 
 @pytest.mark.parametrize(

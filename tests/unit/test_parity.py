@@ -4,8 +4,10 @@ import math
 
 import numpy as np
 import pytest
+from support.twins import keras
 
 from hvdtrain.errors import TaskError
+from hvdtrain.tools.parity import tensorflow as of_layers
 from hvdtrain.tools.parity.observation import (
     ForwardPass,
     LayerCall,
@@ -127,3 +129,14 @@ def test_without_fp64_the_limits_are_wider():
     result = judge(observed("torch"), observed("tf", moved=1.005, note="not compared in fp64"))
     assert result.has_parity
     assert "not compared in fp64" in describe(result, "task")
+
+
+def test_dropout_layers_of_all_kinds_are_stopped():
+    kl = keras.layers
+
+    class Own(kl.Dropout): ...
+
+    names = ("Dropout", "SpatialDropout1D", "SpatialDropout2D", "SpatialDropout3D", "AlphaDropout")
+    layers = [Own(0.5), *(getattr(kl, name)(0.5) for name in names)]
+    assert of_layers.stop_dropout(keras.Sequential(layers)) == [0.5] * 6
+    assert all(layer.rate == 0 for layer in layers)

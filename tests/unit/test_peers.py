@@ -97,10 +97,3 @@ def running(program) -> list[str]:
     return [
         text for text in words if "/peers-" in text and ("time.sleep(60)" in text or str(program) in text)
     ]
-
-
-def test_mwms_has_one_inter_op_thread_or_as_many_as_it_likes(peers):
-    bound, free = (peers.launches(name, "gloo", 2, ["program"]) for name in ("mwms", "mwms-free"))
-    assert len(bound) == len(free) == 2
-    assert "TF_NUM_INTEROP_THREADS" not in bound[0]
-    assert free[0][:3] == ["env", "-u", "TF_NUM_INTEROP_THREADS"]

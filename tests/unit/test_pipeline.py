@@ -20,7 +20,7 @@ from hvdtrain.backends.pipeline.pipeline import (
 )
 from hvdtrain.backends.tensorflow.functions import phase_of_layers
 from hvdtrain.backends.tensorflow.steps.stage_passes import StageModel, layers_of
-from hvdtrain.backends.torch.steps.stage_passes import float_tensors, from_message, to_message
+from hvdtrain.backends.torch.steps.stage_passes import from_message, to_message
 from hvdtrain.errors import ConfigError, TaskError
 from hvdtrain.models import bert, convnet, gpt, mlp, resnet
 
@@ -175,8 +175,3 @@ def test_a_tensor_arrives_as_it_was(name):
     assert torch.equal(tensor, sent)
     if sent.is_contiguous(memory_format=torch.preserve_format) or name in ("channels last", "transposed"):
         assert tensor.stride() == sent.stride()
-
-
-def test_tensors_that_can_have_a_gradient():
-    value = {"a": TENSORS["float"], "b": [TENSORS["whole"], (TENSORS["half"], None)]}
-    assert [t.dtype for t in float_tensors(value)] == [torch.float32, torch.bfloat16]

@@ -12,7 +12,6 @@ from hvdtrain.config import Config
 from hvdtrain.tools.bench.forecast import (
     Cluster,
     Measured,
-    Parts,
     counts_for,
     explained,
     forecast,
@@ -198,10 +197,6 @@ def test_overlap_hides_as_much_as_was_measured():
     assert parts_of(measured, Cluster(2, 2)).step == pytest.approx(21.5e-3)
     assert parts_of(measured, Cluster(4, 1, parse_link("100mbit"))).step > 21.5e-3
     assert parts_of(measured, Cluster(2, 2), "high").step == pytest.approx(explained(measured).step)
-
-
-def test_one_worker_exchanges_nothing():
-    assert parts_of(MEASURED, Cluster(1, 1)) == Parts(1e-3, 20e-3)
 
 
 @pytest.mark.parametrize(("step", "error"), [(21.5e-3, 0.0), (24e-3, 0.0), (20e-3, 0.075)])

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from hvdtrain.backends.objective.serving import Served, Serving, Tensors, named_outputs
+from hvdtrain.backends.objective.serving import Serving, Tensors, named_outputs
 from hvdtrain.backends.portable.program import Written, make_program, write_and_compare
 from hvdtrain.errors import TaskError
 
@@ -152,11 +152,3 @@ def test_a_program_that_is_wrong_for_other_sizes_gets_fixed_ones(is_wrong, batch
     done = check(made, lambda tensors: {"outputs": 2 * tensors["x"] + is_wrong(tensors["x"])})
     assert (done.batch, done.difference) == (batch, 0.0)
     assert done.checked.startswith(checked)
-
-
-def test_a_batch_remembers_what_is_read():
-    batch = {"inputs/a": 1, "inputs/b": 2, "ids": 3, "targets": 4}
-    served = Served(batch)
-    assert served.get("ids") == 3
-    assert list(served) == ["inputs", "ids"]
-    assert served.columns(batch) == ["ids"]

@@ -193,21 +193,6 @@ def test_an_image_that_cannot_be_one_is_refused(tmp_path, name, image):
     assert records(tmp_path) == []
 
 
-def test_the_cell_of_a_notebook_has_a_bar_that_shows_the_last_step(monkeypatch):
-    from hvdtrain.reporting import console as shown
-
-    cells = []
-    handle = SimpleNamespace(update=lambda data, raw: cells.append(data))
-    display = SimpleNamespace(display=lambda data, raw, display_id: handle)
-    monkeypatch.setattr(shown, "import_module", lambda name: display)
-    progress = shown.Console(Console(force_jupyter=True))
-    progress.on_start(SimpleNamespace(eval_sets={}, steps=4, steps_done=1))
-    progress.on_step(SimpleNamespace(step=4, epoch=1.0), None)
-    progress.close()
-    assert cells[0]["text/plain"].strip() == "train 1/4"
-    assert '<progress value="4" max="4">' in cells[-1]["text/html"]
-
-
 def test_lines_begin_with_the_first_window_and_then_come_every_few_seconds(plain, clock):
     plain.report.on_start(100, 0)
     shown = []

@@ -2,7 +2,6 @@
 
 import math
 import random
-from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
@@ -17,7 +16,6 @@ from hvdtrain.tools.search.lr_find import (
     Rise,
     batch_scale,
     rising_config,
-    smoothed,
 )
 from hvdtrain.training_plan import TrainingPlan
 
@@ -34,14 +32,6 @@ def curve_of(loss, rise=RISE) -> Curve:
 def typical(rate: float) -> float:
     """A loss that falls fastest at 0.01, and diverges beyond 1."""
     return 2.3 - 2.0 / (1 + (0.01 / rate) ** 2) + (0.0 if rate < 1 else 5.0 * math.log(rate) + 2.5)
-
-
-def test_the_rate_rises_by_the_same_factor():
-    rates = [RISE.rate(step) for step in range(RISE.steps)]
-    factors = [later / rate for rate, later in pairwise(rates)]
-    assert rates[0] == 1e-5
-    assert rates[-1] == pytest.approx(10.0)
-    assert factors == pytest.approx([factors[0]] * len(factors))
 
 
 def test_the_steepest_descent_is_found_where_it_is():
@@ -104,11 +94,6 @@ def test_a_fall_after_a_rise_is_not_the_steepest():
         return 2.3 - 1.0 / (1 + (0.01 / rate) ** 2) + spike
 
     assert curve_of(recovering).steepest < 0.1
-
-
-def test_means_do_not_lag():
-    values = [float(at) for at in range(100)]
-    assert smoothed(values)[20:80] == pytest.approx(values[20:80])
 
 
 def found_of(curve: Curve, factor: float = 1.0) -> LearningRates:
