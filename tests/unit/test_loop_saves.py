@@ -93,11 +93,8 @@ def requested(tmp_path, at: dict[int, ControlFlags], **fields):
 )
 def test_a_save_on_request_comes_a_step_later_and_training_goes_on(tmp_path, asked_at, saved_at):
     session = requested(tmp_path, {asked_at: SAVE})
-    assert (session.services.saver.steps, session.state.progress.step, session.stopped) == (
-        saved_at,
-        5,
-        False,
-    )
+    assert session.services.saver.steps == saved_at
+    assert (session.state.progress.step, session.stopped) == (5, False)
 
 
 @pytest.mark.parametrize("asked_at", [1, 2, 3])

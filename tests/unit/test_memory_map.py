@@ -6,10 +6,7 @@ import numpy as np
 import pytest
 
 from hvdtrain.data.datasets import as_dataset, fetch
-from hvdtrain.data.serialization import (
-    file_location,
-    map_location,
-)
+from hvdtrain.data.serialization import file_location, map_location
 
 ROWS, WIDTH = 64, 1 << 14  # of 64-bit floats: 8 MiB
 

@@ -93,12 +93,7 @@ def test_a_model_is_given_what_it_takes(framework, model, batch, expected):
 @pytest.mark.parametrize(
     ("framework", "model", "batch", "said"),
     [
-        (
-            "torch",
-            Torch(two),
-            {"inputs/ids": A, "inputs/maks": B},
-            "'labels'\\].*'maks'",
-        ),
+        ("torch", Torch(two), {"inputs/ids": A, "inputs/maks": B}, r"'labels'\].*'maks'"),
         ("torch", Torch(two), {"words": A, "labels": Y}, r"no 'inputs' .* have \['labels', 'words'\]"),
         ("torch", Torch(two), {"mask": A, "labels": Y}, r"of which \['ids'\] must be given"),
         ("torch", Torch(two), {"inputs": A, "mask": B}, r"takes \['mask'\] by name and the batch has them"),

@@ -231,3 +231,18 @@ def test_a_run_that_did_not_end_well_is_not_called_done(plain, tmp_path, status)
     assert plain.lines == []
     written = json.loads((tmp_path / "summary.json").read_text())
     assert (written["status"], written["error"]) == (status, "the loss is nan")
+
+
+def test_the_cell_of_a_notebook_has_a_bar_that_shows_the_last_step(monkeypatch):
+    from hvdtrain.reporting import console as shown
+
+    cells = []
+    handle = SimpleNamespace(update=lambda data, raw: cells.append(data))
+    display = SimpleNamespace(display=lambda data, raw, display_id: handle)
+    monkeypatch.setattr(shown, "import_module", lambda name: display)
+    progress = shown.Console(Console(force_jupyter=True))
+    progress.on_start(SimpleNamespace(eval_sets={}, steps=4, steps_done=1))
+    progress.on_step(SimpleNamespace(step=4, epoch=1.0), None)
+    progress.close()
+    assert cells[0]["text/plain"].strip() == "train 1/4"
+    assert '<progress value="4" max="4">' in cells[-1]["text/html"]
