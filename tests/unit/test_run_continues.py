@@ -32,34 +32,27 @@ def stopped_at(tmp_path, step: int, **fields) -> Session:
     return session
 
 
-CADENCES = [{"log_every": 2}, {"log_every": "1epoch"}, {"log_every": 3, "eval_size": 7, "eval_every": 2}]
+CADENCES = [
+    {"log_every": 2, "lr_schedule": "cosine", "warmup_epochs": 0.5},
+    {"log_every": "1epoch"},
+    {"log_every": 3, "eval_size": 7, "eval_every": 2},
+]
 
 
 @pytest.mark.parametrize("fields", CADENCES, ids=str)
 @pytest.mark.parametrize("step", [2, 3, 4])
-def test_windows_and_evaluations_are_those_of_the_uninterrupted_run(tmp_path, resume, fields, step):
+def test_windows_evaluations_and_rates_are_those_of_the_uninterrupted_run(tmp_path, resume, fields, step):
     whole = make_loop_session(tmp_path, **fields)
     run(whole)
     first = stopped_at(tmp_path, step, **fields)
     second = resume(first.services.saver.manifests[-1], **fields)
     run(second)
-    assert first.services.report.windows + second.services.report.windows == whole.services.report.windows
-    assert (
-        first.services.report.evaluations + second.services.report.evaluations
-        == whole.services.report.evaluations
-    )
-    assert (second.state.progress, second.state.last_eval) == (whole.state.progress, whole.state.last_eval)
-
-
-def test_steps_and_rates_are_those_of_the_uninterrupted_run(tmp_path, resume):
-    fields = {"lr_schedule": "cosine", "warmup_epochs": 0.5}
-    whole = make_loop_session(tmp_path, **fields)
-    run(whole)
-    first = stopped_at(tmp_path, 3, **fields)
-    second = resume(first.services.saver.manifests[-1], **fields)
-    run(second)
-    assert first.services.report.steps + second.services.report.steps == whole.services.report.steps
+    one, other, expected = (session.services.report for session in (first, second, whole))
+    assert one.windows + other.windows == expected.windows
+    assert one.evaluations + other.evaluations == expected.evaluations
+    assert one.steps + other.steps == expected.steps
     assert first.backend.rates + second.backend.rates == whole.backend.rates
+    assert (second.state.progress, second.state.last_eval) == (whole.state.progress, whole.state.last_eval)
 
 
 def finished(tmp_path, **fields) -> Manifest:
