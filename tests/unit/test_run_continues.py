@@ -64,11 +64,8 @@ def finished(tmp_path, **fields) -> Manifest:
 def test_a_finished_run_that_was_evaluated_has_nothing_left_to_do(tmp_path, resume):
     session = resume(finished(tmp_path, eval_size=7), eval_size=7)
     run(session)
-    assert (
-        session.services.report.steps,
-        session.services.report.evaluations,
-        session.services.saver.steps,
-    ) == ([], [], [])
+    assert session.services.report.steps == session.services.report.evaluations == []
+    assert session.services.saver.steps == []
     assert session.state.last_eval == {"loss": 3.0}
     assert session.stopped is False
 
