@@ -21,47 +21,6 @@ OWN_FILES = {
         "state/layer_state.py",  # its modules have state dicts
     },
 }
-# likewise names: PyTorch may keep several portable arrays in one tensor, and makes slots late
-OWN_NAMES = {
-    "torch/reduction/all_reduce.py": {"sum_sparse"},  # Keras gives dense gradients
-    "torch/steps/update.py": {"fitting_gradient", "scale_to_norm", "ShardedGradientsUpdate"},
-    # TensorFlow allocates what a graph concatenates, and Keras trains no complex variables
-    "torch/reduction/flat.py": {"as_reals", "flat_zeros"},
-    "torch/reduction/reducer.py": {"summed_meanwhile", "check_kinds"},
-    "torch/reduction/broadcast.py": {
-        *("broadcast_model", "broadcast_tensors", "broadcast_optimizer", "wait_for_all"),
-    },
-    "tensorflow/reduction/broadcast.py": {"broadcast_variables"},
-    "tensorflow/steps/optimizers.py": {"rate_and_decay", "SGD", "TwoMoments", "AdamW"},  # PyTorch has them
-    "torch/state/model_state.py": {"Entry"},
-    # Keras's layers have no mode; PyTorch copies tensors late
-    # Keras has operations that no seed of a step reaches, and tensors that nothing changes
-    "torch/probes.py": {
-        *("parts_in_evaluation", "describe_undone", "copied", "changed_in_place"),
-    },
-    "tensorflow/probes.py": {"seed_operations", "draws_noted"},
-    # Keras's layers and optimizers have a precision of their own, and scale losses
-    "tensorflow/precision.py": {
-        *("precision_of", "new_loss_scale", "check_scaled", "own_scale", "scaled", "unscaled"),
-    },
-    # Keras's embeddings have no such options, its gradients no hooks; losses with variables are refused
-    "torch/task_model.py": {"check_parts", "foreign_leaf"},
-    # PyTorch takes the parameters of a loss with the model's
-    "tensorflow/task_model.py": {"take_loss", "device_name", "use_device"},
-    "torch/steps/stage_passes.py": {"copies"},  # nothing changes a tensor of TensorFlow
-    "tensorflow/steps/stage_passes.py": {"layers_of"},  # a Sequential of Keras converts its inputs
-    "torch/reduction/sharded_parameters.py": {"memory_of", "Sharded"},  # parts are views
-    "tensorflow/reduction/sharded_parameters.py": {"segment_of"},
-    "tensorflow/state/model_state.py": {"walk"},
-    "tensorflow/steps/optimizer_state.py": {"slots_by_parameter"},  # PyTorch's state is by parameter
-    # what is to be known of a library's layers has nothing in common
-    "torch/state/layouts.py": {"Layout", "Rule", "rules", "left_out"},
-    "tensorflow/state/layouts.py": {"role", "portable_shape", "children"},
-    # PyTorch's tensors carry no masks
-    "tensorflow/objective/losses.py": {
-        *("mask_of", "with_mask", "is_masked", "masks_beside", "masks_within"),
-    },
-}
 Functions = dict[str, ast.FunctionDef]
 
 
@@ -89,8 +48,7 @@ def plain(name: str) -> str:
 def definitions(file: str) -> dict[str, ast.ClassDef | ast.FunctionDef]:
     """Give public classes and functions of a file in order."""
     nodes = [node for node in tree(file).body if isinstance(node, ast.ClassDef | ast.FunctionDef)]
-    own = OWN_NAMES.get(file, set())
-    return {plain(n.name): n for n in nodes if not n.name.startswith("_") and n.name not in own}
+    return {plain(n.name): n for n in nodes if not n.name.startswith("_")}
 
 
 def methods(node: ast.AST) -> Functions:

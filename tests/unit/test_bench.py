@@ -20,12 +20,6 @@ from hvdtrain.tools.output import check_writable
 from hvdtrain.tools.spread import Block, Spread, split_of
 
 
-def test_a_spread_is_the_median_and_the_range():
-    found = Spread.of([3.0, 1.0, 2.0])
-    assert (found.median, found.low, found.high) == (2.0, 1.0, 3.0)
-    assert found.times(1e3).describe(0) == "2,000 (1,000 to 3,000)"
-
-
 def test_the_parts_of_a_step_add_up_to_it():
     job = Block([[10.0, 12.0], [10.0, 12.0]], 2.0)
     alone = Block([[4.0, 6.0], [8.0, 2.0]], 0.5)
@@ -207,15 +201,11 @@ def test_layers_survive_the_file_that_workers_read():
         layers_to_json([Layer("script", {"task_options": {"model": object()}})])
 
 
-def test_a_sweep_launches_each_number(programs):
+def test_a_sweep_launches_each_number_and_leaves_no_folder(programs, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
     found = sweep.run_sweep(LAYERS, BenchOptions(sweep=(1, 2), controller="gloo"))
     assert [words[1:] for words in programs] == [[], ["--gloo", "-np", "2", "-H", "localhost:2"]]
     assert [row["efficiency"]["median"] for row in found["sweep"]] == [1.0, 0.5]
-
-
-def test_no_folder_is_left(programs, monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    sweep.run_sweep(LAYERS, BenchOptions(sweep=(1, 2), hosts="h1:1,h2:1"))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -229,11 +219,8 @@ def nothing_starts(monkeypatch):
 
     monkeypatch.setattr(sweep, "run_module", fails)
     monkeypatch.setattr(job, "started", fails)
-    for name in (
-        "HOROVOD_CONTROLLER",
-        "HOROVOD_CPU_OPERATIONS",
-        "UCX_DEBUG_SIGNO",
-    ):  # which a job sets before it starts
+    # a job sets these before it starts
+    for name in ("HOROVOD_CONTROLLER", "HOROVOD_CPU_OPERATIONS", "UCX_DEBUG_SIGNO"):
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})

@@ -7,12 +7,10 @@ from support.fakes import FakeBackend, FakeLocalBackend, make_loop_session, one_
 
 from hvdtrain.backends.step_metrics import StepMetrics, StepStatistics
 from hvdtrain.config import Config
-from hvdtrain.errors import UsageError
 from hvdtrain.jobs.opening.start import JobSpec
 from hvdtrain.tools import blocks
 from hvdtrain.tools.bench import job
-from hvdtrain.tools.bench.measure import check_rounds
-from hvdtrain.tools.blocks import Recorder, bench_config, run_block, steps_of_block, whole_rounds
+from hvdtrain.tools.blocks import Recorder, bench_config, run_block, steps_of_block
 
 PAUSE = 0.02
 
@@ -61,20 +59,8 @@ def test_local_steps_share_the_wait_of_all_of_them():
     assert recorder.first_loss == 2.5
 
 
-def test_rounds_end_with_a_synchronisation():
-    assert [whole_rounds(10, every) for every in (1, 4, 10, 50)] == [10, 12, 10, 50]
-
-
 def config(**fields):
     return Config(framework="torch", **fields)
-
-
-def test_more_local_steps_than_a_block_are_refused():
-    check_rounds(config())
-    check_rounds(config(sync_every=1000))
-    with pytest.raises(UsageError, match="sync_every 1001: bench times whole synchronisations") as error:
-        check_rounds(config(sync_every=1001))
-    assert error.value.everywhere
 
 
 def test_low_rank_is_measured_as_it_is_after_the_warm_up():

@@ -4,13 +4,11 @@ import re
 from pathlib import Path
 
 import pytest
-import yaml
 from support.documents import ROOT
 
 DOCKER = ROOT / "docker"
 DOCKERFILES = (DOCKER / "Dockerfile", DOCKER / "Dockerfile.gpu")
 SCRIPTS = (*sorted(DOCKER.glob("*.sh")), ROOT / "requirements" / "install.sh")
-COMPOSE = DOCKER / "compose.yaml"
 
 
 def instructions(dockerfile: Path) -> list[tuple[str, str]]:
@@ -50,8 +48,3 @@ def test_every_package_of_an_image_is_checked_by_its_hash_and_comes_from_one_ind
         assert "--extra-index-url" not in text
         for command in re.findall(r"^[^#\n]*\bpip install\b.*$", text, re.MULTILINE):
             assert "--require-hashes" in command or "--no-deps --no-build-isolation" in command
-
-
-@pytest.fixture
-def compose():
-    return yaml.safe_load(COMPOSE.read_text())

@@ -238,23 +238,6 @@ def test_a_worker_may_be_lost_at_any_call(job_in, killed):
         assert [line["workers"] for line in job.lines("event")] == [1]
 
 
-def test_workers_may_join(job_in):
-    expected = job_in("undisturbed").run("a", "b")
-    job = job_in()
-
-    def before(name: str, call: str, number: int) -> None:
-        if (name, call, number) == ("a", "train_step", 4):
-            job.start("c", is_joining=True)
-            while "c" not in job.driver.waiting and "c" not in job.outcomes:
-                time.sleep(0.01)
-
-    job.run("a", "b", before=before)
-    assert [size for size, *_ in job.driver.worlds] == [2, 3]
-    assert job.statuses() == dict.fromkeys("abc", "completed")
-    check_same(job, expected)
-    assert job.calls["c"].count("train_step") == 10 - job.driver.worlds[1][1].step
-
-
 def test_rank_zero_may_leave_at_a_step(job_in):
     expected = job_in("undisturbed").run("a", "b")
     job = job_in()
@@ -267,20 +250,6 @@ def test_rank_zero_may_leave_at_a_step(job_in):
     assert isinstance(job.outcomes.pop("a"), Removed)
     assert job.memberships["a"].said[-1] == "left"
     assert job.statuses() == {"b": "completed"}
-    check_same(job, expected)
-
-
-def test_several_workers_may_be_lost_one_after_another(job_in):
-    expected = job_in("undisturbed").run("a", "b")
-    job = job_in()
-    at = {("a", "train_step", 3), ("b", "reduce", 8), ("c", "gather_state", 1)}
-
-    def before(name: str, call: str, number: int) -> None:
-        if (name, call, number) in at:
-            job.kill(name)
-
-    job.run("a", "b", "c", "d", before=before)
-    assert [size for size, *_ in job.driver.worlds] == [4, 3, 2, 1]
     check_same(job, expected)
 
 

@@ -65,9 +65,6 @@ def test_tensorflow_reduces_the_same_whatever_a_worker_reaches(monkeypatch, reac
     assert vector.numpy().tolist() == [2, 4, 6]
 
 
-MEBI = 1 << 20
-
-
 @given(st.lists(st.integers(0, 300), max_size=12), st.integers(1, 7))
 def test_every_number_of_every_parameter_is_owned_exactly_once(lengths, workers):
     sizes = {f"p{i}": length for i, length in enumerate(lengths)}
@@ -91,9 +88,9 @@ def test_every_number_of_every_parameter_is_owned_exactly_once(lengths, workers)
 @pytest.mark.parametrize(
     ("sizes", "expected"),
     [
-        ([3 * MEBI, MEBI, 1, 3 * MEBI], [["0", "1"], ["2", "3"]]),  # 16 MiB at most
-        ([20 * MEBI, 5], [["0"], ["1"]]),  # or one parameter
-        ([2 * MEBI] * 16, [[str(i), str(i + 1)] for i in range(0, 16, 2)]),
+        ([3 * MIB, MIB, 1, 3 * MIB], [["0", "1"], ["2", "3"]]),  # 16 MiB at most
+        ([20 * MIB, 5], [["0"], ["1"]]),  # or one parameter
+        ([2 * MIB] * 16, [[str(i), str(i + 1)] for i in range(0, 16, 2)]),
         ([], []),
     ],
 )

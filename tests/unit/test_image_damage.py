@@ -44,10 +44,6 @@ TARGETS = {
     "compressed npz": ("images.npz", npz_bytes(np.savez_compressed), 25, 120, ()),
     "PNG": ("class 0/00000.png", image_bytes("PNG"), 12, 40, (16, 20)),
     "JPEG": ("class 0/00000.jpg", image_bytes("JPEG"), 12, 200, ()),
-    "GIF": ("class 0/00000.gif", image_bytes("GIF"), 10, 30, ()),
-    "BMP": ("class 0/00000.bmp", image_bytes("BMP"), 10, 54, (18, 22)),
-    "WEBP": ("class 0/00000.webp", image_bytes("WEBP"), 10, 40, ()),
-    "TIFF": ("class 0/00000.tiff", image_bytes("TIFF"), 10, 60, ()),
 }
 LEAST_NOTICED = 0.4  # of the damage; a changed pixel does no harm
 
@@ -118,7 +114,7 @@ def png_of(width: int, height: int, pixels: bytes) -> bytes:
     return b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", zlib.compress(pixels)) + chunk(b"IEND", b"")
 
 
-@pytest.mark.parametrize("side", [3_000, 9_000, 30_000, 2**31 - 1])
+@pytest.mark.parametrize("side", [3_000, 2**31 - 1])
 @pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
 def test_an_image_that_declares_a_huge_size_is_refused_before_it_is_decoded(places, side):
     path = places["PNG"] / "class 0/00000.png"

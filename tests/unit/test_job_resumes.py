@@ -144,32 +144,6 @@ def test_a_run_that_was_interrupted_ends_as_if_it_had_not_been(
     assert [json.loads(line)["step"] for line in lines] == [1, 2, 3, 4, 5]
 
 
-def test_a_signal_to_save_saves_and_training_goes_on(train, tmp_path):
-    assert train({2: send(signal.SIGUSR1)}, save_every=None).status == "completed"
-    assert names(tmp_path / "run" / "checkpoints") == ["step-00000003", "step-00000005"]
-
-
-def test_a_damaged_newest_checkpoint_costs_the_steps_since_the_one_before(train, tmp_path, whole, capsys):
-    file = "model.safetensors"
-    with pytest.raises(WorkerFailure):
-        train({5: fail}, save_every=2)
-    (tmp_path / "run" / "checkpoints" / "step-00000004" / file).write_bytes(b"x")
-    capsys.readouterr()
-    train(resume="auto", save_every=2)
-    said = capsys.readouterr().out
-    assert "step-00000004 is damaged" in " ".join(said.split())
-    assert "run/checkpoints/step-00000002: step 2" in said
-    assert equal(final_state(tmp_path / "run"), final_state(whole))
-    assert (tmp_path / "run" / "checkpoints" / "set-aside-step-00000004" / file).read_bytes() == b"x"
-
-
-def test_going_on_from_an_older_step_ends_the_same(train, tmp_path, whole):
-    train(save_every=1, keep_last=None)
-    train(save_every=1, resume="run/checkpoints/step-00000002")
-    assert equal(final_state(tmp_path / "run"), final_state(whole))
-    assert written(tmp_path / "run") == written(whole)
-
-
 def test_going_on_elsewhere_leaves_the_first_run_alone(train, tmp_path, whole):
     with pytest.raises(Stopped):
         train({2: send(signal.SIGTERM)})
