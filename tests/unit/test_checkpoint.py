@@ -46,12 +46,12 @@ def test_an_array_is_written_by_its_values_however_it_lies_in_memory(tmp_path, v
 
 
 def test_an_array_takes_memory_when_it_is_used_and_can_be_written_to(tmp_path):
-    state = {"model/a": np.zeros((1 << 22, 16), np.float32), "optimizer/step": np.asarray(3)}  # 256 MB
+    state = {"model/a": np.zeros((1 << 20, 16), np.float32), "optimizer/step": np.asarray(3)}  # 64 MB
     path = storage.write(tmp_path, state, make_record())
     checkpoint = verification.verify(path)
     before = psutil.Process().memory_info().rss
     found = checkpoint.read()
-    assert psutil.Process().memory_info().rss - before < 64 << 20
+    assert psutil.Process().memory_info().rss - before < 32 << 20
     found["model/a"][0] = 7
     assert (found["model/a"][0] == 7).all()
     assert not verification.verify(path).read()["model/a"][0].any()
@@ -80,13 +80,10 @@ def test_the_manifest_is_json_with_size_and_checksum_of_the_other_files(tmp_path
     assert values == {"format": 1, **expected, "files": files}
 
 
-@pytest.mark.parametrize(
-    "made", [["old/notes.txt"], ["step-00000120"], ["step-00000120/more/deep.txt"]], ids=str
-)
-def test_what_stands_in_the_way_of_a_step_is_replaced(tmp_path, made):
-    for name in made:
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text("mine")
+@pytest.mark.parametrize("name", ["step-00000120", "step-00000120/more/deep.txt"])
+def test_what_stands_in_the_way_of_a_step_is_replaced(tmp_path, name):
+    (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / name).write_text("mine")
     verification.verify(saved(tmp_path, step=120))
     verification.verify(saved(tmp_path, step=121))
 

@@ -111,7 +111,7 @@ def test_sums_that_take_long_are_not_this_workers_own_part(monkeypatch):
     """In TensorFlow, where the notes are operations of a branch."""
 
     def slow(message):
-        time.sleep(2)
+        time.sleep(1)
         return 2 * message
 
     def allreduce(message, **_):
@@ -135,8 +135,8 @@ def test_sums_that_take_long_are_not_this_workers_own_part(monkeypatch):
     clock.restart()
     begun = time.time()
     step(gradient)
-    assert 0 < clock.busy().busy_seconds < 1.9
-    assert begun + 4 <= clock.busy().begun_seconds <= time.time()
+    assert 0 < clock.busy().busy_seconds < 0.9
+    assert begun + 2 <= clock.busy().begun_seconds <= time.time()
 
 
 @pytest.mark.parametrize("framework", ["torch", "tf"])

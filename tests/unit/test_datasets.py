@@ -94,11 +94,10 @@ def test_keys_can_be_named(make):
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: hugging_face({"image": [[1.0]], "label": [0]}),
         lambda: {"image": np.ones((1, 1)), "label": np.zeros(1)},
         lambda: pytest.importorskip("pandas").DataFrame({"image": [1.0], "label": [0]}),
     ],
-    ids=["hugging face", "arrays", "frame"],
+    ids=["arrays", "frame"],
 )
 def test_columns_that_are_missing_are_named(make):
     message = (
@@ -108,12 +107,9 @@ def test_columns_that_are_missing_are_named(make):
         as_dataset(make(), inputs="images")
 
 
-@pytest.mark.parametrize("source", [3, None, {1, 2}], ids=lambda s: type(s).__name__)
-def test_what_cannot_be_indexed_is_refused(source):
-    with pytest.raises(
-        DataError, match=f"must be arrays or have __len__ and __getitem__, found a {type(source).__name__}"
-    ):
-        as_dataset(source)
+def test_what_cannot_be_indexed_is_refused():
+    with pytest.raises(DataError, match="must be arrays or have __len__ and __getitem__, found a set"):
+        as_dataset({1, 2})
 
 
 @pytest.mark.parametrize(
@@ -129,10 +125,9 @@ def test_an_empty_data_set_is_refused(source):
     [
         {"inputs": INPUTS, "targets": np.asarray(list("abcdefg"))},
         Indexable(lambda i: (INPUTS[i], "cat")),
-        {"inputs": INPUTS, "targets": np.asarray([object()] * SIZE)},
         {"inputs": INPUTS, "targets": np.asarray(["2026-01-01"] * SIZE, "datetime64[D]")},
     ],
-    ids=["strings", "items with strings", "objects", "dates"],
+    ids=["strings", "items with strings", "dates"],
 )
 def test_what_is_not_numbers_is_refused(source):
     with pytest.raises(DataError, match=r"the evaluation data holds .* under 'targets'; it must be numbers"):

@@ -56,7 +56,7 @@ def store(monkeypatch):
 def test_an_agent_that_never_reports_is_not_waited_for_twice(store):
     agents = [RendezvousTransport(index, 3) for index in range(3)]
     with ThreadPoolExecutor(2) as pool:
-        first = list(pool.map(lambda one: one.allgather("info", one.index, 5.0), agents[:2]))
+        first = list(pool.map(lambda one: one.allgather("info", one.index, 2.0), agents[:2]))
         start = time.monotonic()
         second = list(pool.map(lambda one: one.allgather("links", "x", 300.0), agents[:2]))
     assert first == [[0, 1, None]] * 2

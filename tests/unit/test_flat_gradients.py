@@ -90,7 +90,6 @@ def test_every_number_of_every_parameter_is_owned_exactly_once(lengths, workers)
     [
         ([3 * MIB, MIB, 1, 3 * MIB], [["0", "1"], ["2", "3"]]),  # 16 MiB at most
         ([20 * MIB, 5], [["0"], ["1"]]),  # or one parameter
-        ([2 * MIB] * 16, [[str(i), str(i + 1)] for i in range(0, 16, 2)]),
         ([], []),
     ],
 )

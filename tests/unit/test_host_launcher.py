@@ -85,7 +85,7 @@ def test_without_a_launcher_lines_in_a_pipe_are_not_wrapped():
 
 
 def test_a_reader_of_the_output_that_goes_away_does_not_end_the_job():
-    code = "console = open_console()\nfor _ in range(9000): console.print('x' * 100)\nprint('y')"
+    code = "console = open_console()\nfor _ in range(3000): console.print('x' * 100)\nprint('y')"
     process = run_here(code, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert process.stdout is not None
     process.stdout.readline()
