@@ -374,7 +374,7 @@ def _check(callback: Any) -> None:
             f"They are {', '.join(HOOKS)}; `hvdtrain docs callbacks` describes them, and what stands for the "
             "callbacks of Keras.",
         )
-    if hasattr(callback, "errors_end_job"):
+    if not getattr(callback, "errors_end_job", True):
         raise TaskError(
             f"callback {name_of(callback)} has errors_end_job, which has left: any exception ends the job",
             "Catch in the method what must not end it.",
