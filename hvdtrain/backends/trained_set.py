@@ -64,8 +64,8 @@ class TrainedSetBase(ABC):
         self.optimize(self.ids_of(state["optimized"]))
 
     def ids_of(self, names: Collection[str]) -> set[int]:
-        """Return the identities of the parameters of these names."""
-        return {id(self._named[name]) for name in names}
+        """Return the identities of the parameters of these names; a state with others does not fit."""
+        return {id(self._named[name]) for name in names if name in self._named}
 
     @abstractmethod
     def _look(self) -> tuple[set[str], set[str]]:

@@ -20,6 +20,7 @@ Wait = Callable[[], torch.Tensor]
 
 _ALL: Mapping[str, Any] = MappingProxyType({})  # to all workers
 _MESSAGE_BYTES = 1 << 30  # MPI counts in 32 bits
+_UNDER_WAY_BYTES = 1 << 26  # at once: Horovod may copy a GPU's tensors to the host
 
 
 def broadcast_model(model: torch.nn.Module, state: ModelState, workers: Workers, root: int) -> None:
@@ -59,21 +60,33 @@ def broadcast_tensors(
     """Collective. Copy the root's values of tensors, alike on all workers, to every worker or to some."""
     waits: list[Wait] = []
     copies: list[tuple[torch.Tensor, torch.Tensor]] = []
-    for number, tensor in enumerate(tensors):
-        memory = _as_bytes(tensor)
-        for place, piece in enumerate(torch.split(memory, _MESSAGE_BYTES) if len(memory) else ()):
-            handle = hvd.broadcast_async_(piece, root, f"hvdtrain.{label}.{number}.{place}", **group)
-            waits.append(partial(hvd.synchronize, handle))
-        if memory.data_ptr() != tensor.data_ptr():
-            copies.append((tensor, memory))
-    wait_for_all(waits)
-    if hvd.rank() != root:
-        for tensor, memory in copies:
+
+    def finish() -> None:
+        wait_for_all(waits)
+        for tensor, memory in copies if hvd.rank() != root else ():
             set_values(tensor, memory.view(tensor.dtype).view(tensor.shape))
+        waits.clear()
+        copies.clear()
+
+    size = 0
+    try:
+        for number, tensor in enumerate(tensors):
+            memory = _as_bytes(tensor)
+            if memory.data_ptr() != tensor.data_ptr():
+                copies.append((tensor, memory))
+            for place, piece in enumerate(torch.split(memory, _MESSAGE_BYTES) if len(memory) else ()):
+                handle = hvd.broadcast_async_(piece, root, f"hvdtrain.{label}.{number}.{place}", **group)
+                waits.append(partial(hvd.synchronize, handle))
+            size += len(memory)
+            if size > _UNDER_WAY_BYTES:
+                size = 0
+                finish()
+    finally:  # Horovod keeps what nobody waited for
+        finish()
 
 
 def wait_for_all(waits: Sequence[Wait]) -> list[torch.Tensor]:
-    """Wait for every message, also after one has failed: Horovod keeps what nobody waited for."""
+    """Wait for every message, also after one has failed."""
     sums, failure = [], None
     for wait in waits:
         try:
