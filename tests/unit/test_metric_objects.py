@@ -171,6 +171,10 @@ REFUSED = {
     ),
     "logits or not": ("torch", classification.BinaryAUROC(), "mse", SCORES, YES, r"outside of \[0, 1\]"),
     "keras: logits": ("tf", keras.metrics.BinaryAccuracy(), "mse", SCORES, YES, r"outside of \[0, 1\]"),
+    "keras: a logit that is no number": (
+        *("tf", keras.metrics.BinaryAccuracy(), BCE, np.where(SCORES.min() < SCORES, SCORES, np.nan), YES),
+        r"outside of \[0, 1\]",
+    ),
     "class numbers and one-hot": (
         *("tf", keras.metrics.CategoricalAccuracy(), CE, LOGITS, LABELS),
         r"compares arrays of one shape.*\n.*Sparse",

@@ -1,5 +1,7 @@
 """Every layer type of the portable state: a torch module and its Keras twin, moved in both directions."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from support.twins import RANDOM, Joint, TorchSide, check, keras, pair, torch
@@ -218,3 +220,20 @@ def test_what_keras_does_not_have_keeps_its_name(module, name, shape):
     side.randomize()
     side.write(state)
     assert (side.read()[f"model/{name}"] == state[f"model/{name}"]).all()
+
+
+def test_a_frozen_cell_of_an_rnn_is_frozen_after_a_resume():
+    from hvdtrain.backends.portable.names import Renaming
+    from hvdtrain.backends.tensorflow.replica_state import TrainedSet
+    from hvdtrain.backends.tensorflow.state.model_state import ModelState
+
+    def made():
+        parts = [layers.SimpleRNN(4, name="rnn"), layers.Dense(1, name="dense")]
+        model = keras.Sequential([keras.Input((3, 2)), *parts])
+        return parts[0].cell, TrainedSet(model, ModelState(model, Renaming(SimpleNamespace(), "tf")))
+
+    (cell, trained), (resumed, follows) = made(), made()
+    cell.trainable = False  # the RNN, which has the same name, stays as it was
+    trained.accept()
+    follows.follow(trained.state(optimized=()))
+    assert not resumed.trainable

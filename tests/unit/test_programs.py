@@ -78,6 +78,12 @@ def test_axes_whose_length_differs_between_batches_are_dynamic():
     assert check(program(on_tokens, batches)).inputs == ("x float32 (batch, length, 5)",)
 
 
+@pytest.mark.parametrize("other", [array(2, 3, 1), array(2, 3, dtype="int64")], ids=["axes", "type"])
+def test_an_input_that_is_of_another_kind_in_another_batch_is_refused(other):
+    with pytest.raises(TaskError, match="'inputs' of the model has different types or numbers of axes"):
+        program(on_inputs, [{"inputs": array(4, 3)}, {"inputs": other}])
+
+
 def changing(batch):
     CALLS.append(1)
     return batch["inputs"] + len(CALLS)

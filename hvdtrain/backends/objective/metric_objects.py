@@ -204,7 +204,7 @@ class FedObject(ABC):
             preds = np.moveaxis(preds, axis, self.class_place)
         if self.activation and is_output:
             preds = self.probabilities(preds)
-        elif self.needs_probabilities and not ((preds >= 0) & (preds <= 1)).all():
+        if self.needs_probabilities and not ((preds >= 0) & (preds <= 1)).all():
             of_keras = " Or construct it with from_logits=True, if it has that." * (self.framework == "tf")
             raise self.error(
                 "takes probabilities, and is given numbers outside of [0, 1]",

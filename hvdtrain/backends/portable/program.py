@@ -113,6 +113,13 @@ def _inputs(columns: Sequence[str], batches: Sequence[Named], sizes: Shape) -> t
     inputs = []
     for column, name in zip(columns, _unique_names(columns), strict=True):
         shapes = [tuple(batch[column].shape) for batch in batches]
+        kinds = {(_dtype(batch[column]), len(batch[column].shape)) for batch in batches}
+        if len(kinds) > 1:
+            raise TaskError(
+                f"input {name!r} of the model has different types or numbers of axes in different batches: "
+                + ", ".join(f"{dtype} with {count}" for dtype, count in sorted(kinds)),
+                "Give all batches the same type and number of axes: see collate() of the task.",
+            )
         dtype, axes = _dtype(batches[0][column]), list[str]()
         for number, found in enumerate(zip(*shapes, strict=True)):
             # any length have axes that differ between batches, and second ones of whole numbers

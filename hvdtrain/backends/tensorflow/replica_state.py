@@ -28,13 +28,15 @@ class TrainedSet(TrainedSetBase):
     def state(self, **chosen: Collection[int]) -> dict[str, list[str]] | None:
         """Return what a checkpoint keeps; None while all is as the model was built."""
         kept = super().state(**chosen)
-        inferring = [name for name, _ in self._layers if name not in self._seen[1]]
+        inferring = {name for name, _ in self._layers} - self._seen[1]
         return None if kept is None else {**kept, "frozen_layers": sorted(inferring)}
 
     def _look(self) -> tuple[set[str], set[str]]:
         trained = {id(v) for v in self._model.trainable_variables}
         names = {name for name, variable in self._named.items() if id(variable) in trained}
-        return names, {name for name, layer in self._layers if layer.trainable}
+        # an RNN and its cell have one name, which is in no mode of training if one of them is frozen
+        inferring = {name for name, layer in self._layers if not layer.trainable}
+        return names, {name for name, _ in self._layers} - inferring
 
     def _set(self, state: Mapping[str, Collection[str]]) -> None:
         frozen, trained = set(state["frozen_layers"]), set(state["trained"])
