@@ -67,7 +67,7 @@ def running() -> str:
 
 
 def is_there(mark: str) -> bool:
-    """Return whether a process has a text in its command; it is empty for a moment after the process began."""
+    """Return whether a process has a text in its command, which is empty for a moment at first."""
     until = time.monotonic() + 60
     while mark not in running() and time.monotonic() < until:
         pass
