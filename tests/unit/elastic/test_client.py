@@ -1,5 +1,6 @@
 """A worker of an elastic job, led by a driver that each test scripts over a real socket."""
 
+import json
 import os
 import signal
 import socket
@@ -13,7 +14,7 @@ import psutil
 import pytest
 from support.elastic_driver import KEY, ScriptedDriver, accept_worker, world
 
-from hvdtrain.elastic.links import DriverHandshake
+from hvdtrain.elastic.links import DriverHandshake, receive_line
 from hvdtrain.elastic.member import membership as clients
 from hvdtrain.elastic.member import orders as orders_module
 from hvdtrain.elastic.member import thread as member_thread
@@ -110,64 +111,46 @@ def _soon(monkeypatch):
         monkeypatch.setattr(module, "REGAINED_SECONDS", 0.3)
 
 
-@pytest.fixture
-def answers_late(monkeypatch):
-    """A driver that may take as long to answer as a busy machine needs."""
-    monkeypatch.setattr(clients, "_ANSWER_SECONDS", 60)
-
-
-def eventually(condition, seconds: float = 60.0) -> bool:
-    until = time.monotonic() + seconds
-    while time.monotonic() < until:
-        if condition():
-            return True
+def eventually(condition) -> bool:
+    until = time.monotonic() + 60
+    while not (found := condition()) and time.monotonic() < until:
         time.sleep(0.01)
-    return False
+    return found
 
 
 def test_a_worker_learns_its_place_and_beats(driver, join):
     client = join().client
-    assert (client.worker, client.job, client.slot, client.slots_on_host, client.most) == (
-        "w7",
-        "j1",
-        1,
-        2,
-        4,
-    )
-    assert client.is_joining
+    found = (client.worker, client.job, client.slot, client.slots_on_host, client.most, client.is_joining)
+    assert found == ("w7", "j1", 1, 2, 4, True)
     assert client.world is None
     assert current() is client
     driver.expect(Beat)
     assert driver.expect(Beat).state[0]
 
 
-def test_what_comes_with_the_welcome_counts(driver, join):
+def test_a_request_to_stop_counts_even_with_the_welcome(driver, join):
     welcome = Welcome(
         worker="w1", job="j", slot=0, slots_on_host=1, least=1, most=2, is_training=False, lease_seconds=9
     )
-    worker = join(welcome, Stop(signal=15))
-    assert worker.client.stop_wanted() == 15
+    client = join(welcome, Stop(signal=signal.SIGTERM)).client
+    assert (client.stop_wanted(), client.why_stop()) == (signal.SIGTERM, "SIGTERM came")
 
 
 @pytest.mark.parametrize(
     ("answer", "error"),
-    [
-        (Refuse(problem="no slot"), RefusedError),
-        (End(problem="over", exit_code=4), JobEnded),
-    ],
+    [(Refuse(problem="no slot"), RefusedError), (End(problem="over", exit_code=4), JobEnded)],
 )
 def test_a_worker_that_is_not_welcome(driver, answer, error):
+    def accept() -> None:
+        driver.connection, _ = driver.listener.accept()
+        accept_worker(driver.connection, KEY)
+        driver.say(answer)
+
     with ThreadPoolExecutor(1) as pool:
-        pool.submit(_accept_with, driver, answer)
+        pool.submit(accept)
         with pytest.raises(error):
             connect(dict(driver.environ), stall_timeout=1, abort=print)
     assert current() is None
-
-
-def _accept_with(driver, answer) -> None:
-    driver.connection, _ = driver.listener.accept()
-    accept_worker(driver.connection, KEY)
-    driver.say(answer)
 
 
 def test_a_driver_that_does_not_know_the_key_is_not_followed(driver):
@@ -179,8 +162,8 @@ def test_a_driver_that_does_not_know_the_key_is_not_followed(driver):
                 return
             with connection:
                 connection.sendall(DriverHandshake("another key").opening)
-                connection.recv(1024)
-                connection.sendall(b'{"proof": "00"}\n')
+                proof = json.loads(receive_line(connection))["proof"]  # the worker's own is sent back
+                connection.sendall(json.dumps({"proof": proof}).encode() + b"\n")
 
     threading.Thread(target=pretend, daemon=True).start()
     with pytest.raises(EnvironmentFault, match="does not know this job's key"):
@@ -204,15 +187,10 @@ def test_a_worker_enters_a_world(driver, join):
     worker = join()
     entered = worker.ready(place=(7, 1))
     ready = driver.expect(Ready)
-    assert (ready.generation, ready.place, ready.valid, ready.stall_timeout) == (
-        0,
-        TrainingPosition(7, 1),
-        True,
-        120.0,
-    )
+    found = (ready.generation, ready.place, ready.valid, ready.stall_timeout)
+    assert found == (0, TrainingPosition(7, 1), True, 120.0)
     driver.say(EnterWorld(world=world(3)))
-    found = entered.result(60)
-    worker.client.enter(found)
+    worker.client.enter(entered.result(60))
     assert worker.environ["HOROVOD_RANK"] == "0"
     assert worker.environ["HOROVOD_RENDEZVOUS_KEY"] == world_key(KEY, 3, "salt")
     assert worker.environ["HOROVOD_GLOO_IFACE"] == worker.environ["NCCL_SOCKET_IFNAME"] == "lo"
@@ -221,8 +199,10 @@ def test_a_worker_enters_a_world(driver, join):
     worker.client.synced(TrainingPosition(7), "runs/one")
     synced = driver.expect(Synced)
     assert (synced.place, synced.run_dir) == (TrainingPosition(7), "runs/one")
-    worker.ready()
+    worker.ready(place=(8, 0))
     assert driver.expect(Ready).generation == 3
+    driver.say(Abort(generation=3, why="no route", again=True))
+    assert driver.expect(Ready).place == TrainingPosition(8)
 
 
 @pytest.mark.parametrize(("given", "alone", "of_two"), [(None, "0.05", "1"), ("3.5", "3.5", "3.5")])
@@ -278,15 +258,6 @@ def test_a_world_that_is_given_up_before_it_is_taken_is_dropped():
     assert orders.wait().generation == 2
 
 
-def test_a_worker_that_waits_says_it_again_if_it_is_to(driver, join):
-    worker = join()
-    worker.enter(driver)
-    worker.ready(place=(5, 0))
-    driver.expect(Ready)
-    driver.say(Abort(generation=1, why="no route", again=True))
-    assert driver.expect(Ready).place == TrainingPosition(5)
-
-
 def test_a_change_is_for_one_world(driver, join):
     worker = join()
     worker.enter(driver)
@@ -296,14 +267,6 @@ def test_a_change_is_for_one_world(driver, join):
     assert worker.aborted == []
     worker.enter(driver, generation=2)
     assert not worker.client.change_wanted()
-
-
-def test_stop(driver, join):
-    worker = join()
-    assert worker.client.stop_wanted() == 0
-    driver.say(Stop(signal=signal.SIGTERM))
-    assert eventually(lambda: worker.client.stop_wanted() == signal.SIGTERM)
-    assert worker.client.why_stop() == "SIGTERM came"
 
 
 def test_a_worker_leaves_when_the_driver_agrees(driver, join):
@@ -334,22 +297,19 @@ def test_a_worker_that_differs_is_refused(driver, join):
     assert not driver.hears(Failed, 0.3)
 
 
-def test_the_end_reaches_a_worker_that_waits(driver, join):
-    entered = join().ready()
-    driver.expect(Ready)
-    driver.say(End(problem="the task failed", remedy="mend it", exit_code=4, speaks=False))
-    with pytest.raises(JobEnded, match="the task failed") as caught:
-        entered.result(60)
-    assert (caught.value.exit_code, caught.value.speaks) == (4, False)
-
-
-def test_the_end_of_a_worker_that_hangs(driver, join):
-    worker = join()
-    worker.enter(driver)
-    driver.say(End(problem="over", exit_code=4, speaks=True))
-    assert eventually(lambda: bool(worker.ended))
-    assert worker.aborted[0] == "over"
-    assert (worker.ended[0].exit_code, worker.ended[0].speaks) == (4, True)
+@pytest.mark.parametrize("waits", [True, False])
+def test_the_end_reaches_a_worker_that_waits_and_one_that_hangs(driver, join, waits):
+    worker, end = join(), End(problem="the task failed", remedy="mend it", exit_code=4, speaks=not waits)
+    entered = worker.ready() if waits else worker.enter(driver)
+    driver.say(end)
+    if waits:
+        error = entered.exception(60)
+    else:
+        assert eventually(lambda: bool(worker.ended))
+        error = worker.ended[0]
+        assert worker.aborted[0] == "the task failed"
+    assert isinstance(error, JobEnded)
+    assert (error.problem, error.exit_code, error.speaks) == ("the task failed", 4, not waits)
 
 
 def test_the_end_of_the_driver_is_the_end_of_the_job(driver, join):
@@ -363,8 +323,8 @@ def test_the_end_of_the_driver_is_the_end_of_the_job(driver, join):
     assert worker.client.lost_lease == ""  # a save that is under way may end
 
 
-@pytest.mark.usefixtures("answers_late")
-def test_an_error_is_told_once(driver, join):
+def test_an_error_is_told_once(driver, join, monkeypatch):
+    monkeypatch.setattr(clients, "_ANSWER_SECONDS", 60)  # as a busy machine needs
     worker, error = join(), TaskError("no loss")
     failed = worker.pool.submit(worker.client.failed, error)
     message = driver.expect(Failed)
@@ -395,14 +355,11 @@ def test_a_flood_of_what_is_no_message_does_nothing(driver, join):
     driver.connection.settimeout(60)
     for part in (b"x" * (1 << 20), b"\n{}\n[]\n" + b"[" * 5000 + b"\n", b"End {}\n\xff\xfe\n"):
         driver.connection.sendall(part)
-    entered = worker.ready()
-    driver.expect(Ready)
-    driver.say(EnterWorld(world=world(4)))
-    assert entered.result(60).generation == 4
+    assert worker.enter(driver, generation=4).generation == 4
 
 
 def test_a_driver_that_does_not_answer_costs_the_lease(driver, join):
-    worker = join(lease_seconds=60, stall_timeout=1.5)
+    worker = join(lease_seconds=60, stall_timeout=1.0)
     worker.enter(driver)
     driver.say(DriverBeat())
     assert worker.client.lost_lease == ""

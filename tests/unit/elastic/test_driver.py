@@ -9,6 +9,7 @@ import pytest
 from support.elastic import SLEEP, DriverJob, FakeCluster
 
 from hvdtrain.elastic import links
+from hvdtrain.elastic.driver import driver
 from hvdtrain.elastic.driver.driver import Driver
 from hvdtrain.elastic.driver.records import Limits
 from hvdtrain.elastic.links import prove_to_driver
@@ -54,8 +55,9 @@ class FakeWorker:
 
 
 @pytest.fixture
-def job(tmp_path):
+def job(tmp_path, monkeypatch):
     """A job whose one worker's process sleeps; the test speaks for it."""
+    monkeypatch.setattr(driver, "BEAT_SECONDS", 0.1)
     with DriverJob(tmp_path) as job:
         job.until(lambda job: job.cluster.processes)
         yield job
@@ -79,9 +81,9 @@ def test_a_worker_is_welcome_once(job):
 def test_the_driver_listens_where_its_cluster_is_reached_and_nowhere_else():
     cluster = FakeCluster([("h1", 1)], SLEEP)
     cluster.listen_on = ["127.0.0.2", "127.0.0.3"]
-    driver = Driver(Limits(1, 1, 1), cluster, "key")
+    listening = Driver(Limits(1, 1, 1), cluster, "key")
     assert [address for address, _ in cluster.addresses] == ["127.0.0.2", "127.0.0.3"]
-    driver._end_all()
+    listening._end_all()
 
 
 def test_who_does_not_know_the_key_is_not_let_in(job):
@@ -104,7 +106,17 @@ def test_strangers_hold_up_nobody_and_their_number_is_bounded(job, monkeypatch):
             pass  # the oldest were closed
 
 
-@pytest.mark.parametrize("sent", [b"x" * 100_000, b"Hello {}\n"])
+NO_PROOFS = [
+    b"x" * 100_000,
+    b"Hello {}\n",
+    b'{"worker": 1, "nonce": "", "proof": ""}\n',
+    b'{"worker": "w1", "nonce": "", "proof": "\\ud800"}\n',
+    b"\xff\n",
+    b"[" * 1000 + b"\n",
+]
+
+
+@pytest.mark.parametrize("sent", NO_PROOFS, ids=range(len(NO_PROOFS)))
 def test_what_is_no_handshake_ends_the_connection(job, sent):
     with socket.create_connection(job.cluster.addresses[0], 5) as stranger, contextlib.suppress(OSError):
         stranger.sendall(sent)
@@ -125,16 +137,13 @@ def test_a_line_without_end_and_a_flood_end_or_disturb_nobody(job):
     job.until(lambda job: len(job.cluster.processes) == 2)  # it was lost, and another one started
 
 
-def test_a_worker_that_reads_nothing_disturbs_nobody(job):
+def test_a_worker_that_reads_nothing_disturbs_nobody_and_one_that_still_saves_at_the_end_hears_the_driver(
+    job,
+):
     worker = FakeWorker(job)
     assert is_welcome(worker)
-    time.sleep(2.2)  # beats are sent, and not read
+    time.sleep(0.5)  # beats are sent, and not read
     assert [one["stage"] for one in job.members()] == ["building"]
-
-
-def test_workers_that_still_save_at_the_end_hear_the_driver(job):
-    worker = FakeWorker(job)
-    assert is_welcome(worker)
     worker.send(Failed(blame="code", problem="the loss is NaN", exit_code=4))
     assert worker.receive(End)
     for _ in range(3):
