@@ -1,7 +1,7 @@
 """How a job joins the elastic job that started it, and what its watch and its interface are then."""
 
 from concurrent.futures import ThreadPoolExecutor
-from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 from support.elastic_driver import ScriptedDriver, world
@@ -21,11 +21,6 @@ CONFIG = Config(framework="torch", epochs=1)
 JOB = JobSpec(CONFIG, None, "build", {})
 
 
-def test_a_job_that_is_not_elastic_joins_nothing(monkeypatch):
-    monkeypatch.delenv("HVDTRAIN_ELASTIC", raising=False)
-    assert join_elastic_job(CONFIG, Signals(), Watching()) is None
-
-
 def test_a_worker_joins_the_job_that_started_it(monkeypatch):
     signals = Signals()
     with ScriptedDriver() as driver, ThreadPoolExecutor(1) as pool:
@@ -40,48 +35,27 @@ def test_a_worker_joins_the_job_that_started_it(monkeypatch):
     clients._current.clear()
 
 
-class Member:
-    """A membership that notes the error that it is told of."""
-
-    def __init__(self) -> None:
-        self.errors: list[Exception] = []
-
-    def failed(self, error: Exception) -> None:
-        self.errors.append(error)
-
-    def explain(self) -> Told:
-        return Told("rank 1 on h2: killed (SIGKILL)")
-
-
 @pytest.fixture
 def backend(monkeypatch):
-    closed: list[bool] = []
-    backend = SimpleNamespace(closed=closed, close=lambda: closed.append(True), workers=None)
+    backend = Mock(workers=None)
     monkeypatch.setattr(start, "load_backend", lambda *_: backend)
     monkeypatch.setattr(start, "watch_workers", pytest.fail)
     return backend
 
 
-def test_the_driver_watches_the_workers_of_an_elastic_job(backend):
-    member, watching = Member(), Watching()
+def _raise_in(member, error, watching=None):
     with started(JOB, Signals(), watching, member) as found:
-        assert found is backend
-        assert watching.explain() == member.explain()
-    assert member.errors == []
-    assert backend.closed == []
-
-
-def _raise_in(member, error):
-    with started(JOB, Signals(), None, member):
+        assert watching is None or watching.explain() == member.explain()
+        assert (found.close.call_count, member.failed.call_count) == (0, 0)
         raise error
 
 
-def test_the_driver_is_told_of_an_error_before_horovod_is_stopped(backend):
-    member, error = Member(), DataError("no data")
+def test_the_driver_watches_the_workers_and_is_told_of_an_error_before_horovod_is_stopped(backend):
+    member, error = Mock(explain=lambda: Told("rank 1 on h2: killed (SIGKILL)")), DataError("no data")
     with pytest.raises(DataError):
-        _raise_in(member, error)
-    assert member.errors == [error]
-    assert backend.closed == [True]
+        _raise_in(member, error, Watching())
+    member.failed.assert_called_once_with(error)
+    backend.close.assert_called_once_with()
 
 
 def test_a_job_that_cannot_be_elastic_is_refused(backend, monkeypatch):

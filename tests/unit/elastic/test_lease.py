@@ -1,67 +1,94 @@
-"""How long a worker may write without its driver, by a clock that the tests set."""
+"""How long a worker may write without its driver, and whose error it is that ends it."""
+
+import errno
+import os
 
 import pytest
 
+from hvdtrain.elastic.member.orders import blame_for, hello
 from hvdtrain.elastic.member.thread import Lease
+from hvdtrain.errors import (
+    AgreementError,
+    DataError,
+    EnvironmentFault,
+    ExchangeError,
+    Interrupted,
+    NonFiniteLossError,
+    PeerLostError,
+    ReplicaDriftError,
+    SaveError,
+    WorkerFailure,
+)
 
 
-class Clock:
+class Ticking:
+    """A lease of 20 seconds, by a clock that the test sets."""
+
     def __init__(self) -> None:
         self.now = 1000.0
+        self.lease = Lease(20.0, lambda: self.now)
 
-    def __call__(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-def clock():
-    return Clock()
-
-
-@pytest.fixture
-def lease(clock):
-    return Lease(20.0, clock)
+    def run(self, seconds: int, hears: bool = False) -> None:
+        """Let a thread turn once a second."""
+        for _ in range(seconds):
+            self.now += 1
+            self.lease.turn()
+            if hears:
+                self.lease.renew()
 
 
-def run(clock, lease, seconds: int, hears: bool = False) -> None:
-    """Let a thread turn once a second."""
-    for _ in range(seconds):
-        clock.now += 1
-        lease.turn()
-        if hears:
-            lease.renew()
+def test_a_lease_lasts_while_the_driver_is_heard_and_runs_out_without():
+    one = Ticking()
+    one.run(100, hears=True)
+    one.run(20)
+    assert not one.lease.is_lost
+    one.run(1)
+    assert (one.lease.is_lost, one.lease.may_be_regained) == (True, True)
+    one.run(4)
+    assert (one.lease.is_lost, one.lease.may_be_regained) == (True, False)
+    one.run(1, hears=True)  # the driver comes back
+    assert not one.lease.is_lost
 
 
-def test_it_lasts_while_the_driver_is_heard(clock, lease):
-    run(clock, lease, 100, hears=True)
-    assert not lease.is_lost
-
-
-def test_it_runs_out_without_the_driver(clock, lease):
-    run(clock, lease, 20)
-    assert not lease.is_lost
-    run(clock, lease, 1)
-    assert lease.is_lost
-    assert lease.may_be_regained
-    run(clock, lease, 4)
-    assert lease.is_lost
-    assert not lease.may_be_regained
-
-
-def test_a_driver_that_comes_back_renews_it(clock, lease):
-    run(clock, lease, 60)
-    run(clock, lease, 1, hears=True)
-    assert not lease.is_lost
-
-
-def test_what_arrived_while_the_process_was_stopped_renews_nothing(clock, lease):
-    clock.now += 60
-    assert lease.is_lost  # before any thread but the one that asks has run
-    assert lease.may_be_regained
+def test_what_arrived_while_the_process_was_stopped_renews_nothing():
+    one = Ticking()
+    one.now += 60
+    assert one.lease.is_lost  # before any thread but the one that asks has run
+    assert one.lease.may_be_regained
     for _ in range(60):
-        lease.renew()
-    assert lease.is_lost
-    run(clock, lease, 1, hears=True)
-    assert lease.is_lost
-    run(clock, lease, 2, hears=True)  # this one was sent after it woke
-    assert not lease.is_lost
+        one.lease.renew()
+    assert one.lease.is_lost
+    one.run(1, hears=True)
+    assert one.lease.is_lost
+    one.run(2, hears=True)  # this one was sent after it woke
+    assert not one.lease.is_lost
+
+
+def caused(cause):
+    error = WorkerFailure("the task failed")
+    error.__cause__ = cause
+    return error
+
+
+@pytest.mark.parametrize(
+    ("blame", "errors"),
+    [
+        # what would come again ends the job
+        ("code", [DataError("x"), NonFiniteLossError("x"), ReplicaDriftError("x"), WorkerFailure("x")]),
+        ("code", [AgreementError("x"), ExchangeError("x"), SaveError("x"), ZeroDivisionError("a bug")]),
+        ("code", [EnvironmentFault("x", everywhere=True), caused(ValueError("shapes differ"))]),
+        ("code", [caused(FileNotFoundError(errno.ENOENT, "no file"))]),
+        # the others go on without a worker whose host failed
+        ("environment", [EnvironmentFault("x"), MemoryError(), OSError(errno.EIO, "disk"), Interrupted(2)]),
+        ("environment", [caused(MemoryError()), caused(OSError(errno.ESTALE, "stale file handle"))]),
+        ("peer", [PeerLostError("x")]),
+    ],
+)
+def test_whose_error_it_is(blame, errors):
+    assert [blame_for(error) for error in errors] == [blame] * len(errors)
+
+
+def test_a_worker_says_where_it_is():
+    said = hello({"HVDTRAIN_ELASTIC": "127.0.0.1:4000", "HOROVOD_HOSTNAME": "h2"})
+    assert (said.host, said.pid) == ("h2", os.getpid())
+    assert hello({"HVDTRAIN_ELASTIC": "127.0.0.1:4000"}).host == os.uname().nodename

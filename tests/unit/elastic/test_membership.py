@@ -27,7 +27,6 @@ from hvdtrain.elastic.messages import (
     Leaving,
     Refuse,
     Synced,
-    Welcome,
 )
 from hvdtrain.jobs.outcome import LAST_SAVE_SECONDS
 from hvdtrain.workers.world import TrainingPosition
@@ -35,17 +34,12 @@ from hvdtrain.workers.world import TrainingPosition
 
 def test_as_many_workers_start_as_are_wanted_and_the_first_world_begins_when_all_are_ready():
     play = Play(Limits(wanted=2, least=1, most=4))
-    assert play.started == ["w1", "w2"]
     play.come("w1")
-    assert play.state == "starting"
-    assert play.told("w1", Welcome)[0].most == 4
+    assert (play.state, play.started) == ("starting", ["w1", "w2"])
     play.come("w2")
-    assert play.state == "forming"
-    assert play.names == ["w1", "w2"]
-    assert play.world.source == "start"
-    assert play.world.change is None
+    assert (play.state, play.names) == ("forming", ["w1", "w2"])
+    assert (play.world.source, play.world.change) == ("start", None)
     play.form()
-    assert play.state == "training"
     assert "training with 2 workers (world 1)" in play.said
 
 
@@ -98,8 +92,7 @@ def test_joiners_are_collected_and_enter_at_a_step_boundary():
     assert not play.told("w1", Abort)
     play.ready("w1")
     assert play.names == ["w1", "w2", "w3"]
-    assert play.world.source == "root"
-    assert play.world.root == TrainingPosition(10)
+    assert (play.world.source, play.world.root) == ("root", TrainingPosition(10))
     assert [one.is_new for one in play.world.members] == [False, True, True]
     play.form()
     assert "joined: h1, slot 1, h1, slot 2" in play.said
@@ -507,7 +500,8 @@ def test_the_reset_limit_counts_broken_worlds():
     assert "--reset-limit allows 1" in play.finish.problem
 
 
-def test_a_worker_that_wants_out_leaves_at_a_boundary():
+@pytest.mark.parametrize("in_time", [True, False])
+def test_a_worker_that_wants_out_leaves_at_a_boundary_and_is_ended_if_it_takes_too_long(in_time):
     play = training(3)
     play.say("w1", Leaving(why="SIGTERM"))
     assert play.state == "training"
@@ -518,24 +512,18 @@ def test_a_worker_that_wants_out_leaves_at_a_boundary():
     assert play.told("w1", Leave)
     assert not play.told("w2", Leave)
     assert play.state == "changing"  # it may still save
-    play.obey("w1")
+    if in_time:
+        play.obey("w1")
+    else:
+        play.wait(11)
+        assert "w1" in play.killed
+        play.die("w1")
     assert play.names == ["w2", "w3"]
     assert play.world.change.left == ("rank 0 on h1: SIGTERM",)
     play.form()
-    play.wait(60)
-    assert len(play.started) == 3  # its slot may be about to go
-
-
-def test_a_worker_that_does_not_leave_in_time_is_ended():
-    play = training(2)
-    play.say("w1", Leaving(why="SIGTERM"))
-    play.wait(2.1)
-    play.ready("w1")
-    play.ready("w2")
-    play.wait(11)
-    assert "w1" in play.killed
-    play.die("w1")
-    assert play.names == ["w2"]
+    if in_time:
+        play.wait(60)
+        assert len(play.started) == 3  # its slot may be about to go
 
 
 def test_workers_on_a_host_that_is_gone_leave_in_order():

@@ -1,4 +1,4 @@
-"""Processes of workers: they start with what they need, end by any signal, and say how they ended."""
+"""Processes of workers: they start with what they need, end by any signal; where their driver listens."""
 
 import json
 import os
@@ -18,6 +18,7 @@ from horovod.runner.common.util import safe_shell_exec
 
 from hvdtrain.elastic.driver import clusters
 from hvdtrain.elastic.driver.clusters import (
+    HostCluster,
     StartOptions,
     WorkerProcess,
     job_environment,
@@ -25,6 +26,8 @@ from hvdtrain.elastic.driver.clusters import (
     start_worker,
 )
 from hvdtrain.elastic.driver.records import Slot
+from hvdtrain.errors import UsageError
+from hvdtrain.host.hostfile import HostSlots
 
 HERE = Slot("localhost", 1)
 SECONDS = 120
@@ -32,12 +35,11 @@ SECONDS = 120
 
 def start(code, slot=HERE, worker="w7", **options):
     """Start a worker that runs Python code; return it and a queue of its exit code."""
-    ends = queue.Queue()
+    ends, process = queue.Queue(), WorkerProcess()
     environ = job_environment(dict(os.environ), "secret key", [("127.0.0.1", 99)])
-    command = [sys.executable, "-c", code]
-    started = StartOptions(command, environ, **options)
-    process = WorkerProcess()
-    start_worker(started, worker, slot, ends.put, process)
+    start_worker(
+        StartOptions([sys.executable, "-c", code], environ, **options), worker, slot, ends.put, process
+    )
     return process, ends
 
 
@@ -83,18 +85,10 @@ def test_a_worker_has_its_environment_and_no_rank(tmp_path, monkeypatch, capfd):
     assert "[w7]<stdout>:hello" in capfd.readouterr().out
 
 
-def test_output_also_goes_to_a_folder_of_the_worker(tmp_path, capfd):
-    _, ends = start("print('hello')", output_folder=str(tmp_path / "deep" / "out"))
-    assert ends.get(timeout=SECONDS) == 0
+def test_output_also_goes_to_a_folder_of_the_worker_and_the_exit_code_is_its_own(tmp_path):
+    _, ends = start("print('hello'); raise SystemExit(75)", output_folder=str(tmp_path / "deep" / "out"))
+    assert ends.get(timeout=SECONDS) == 75
     assert (tmp_path / "deep" / "out" / "rank.w7" / "stdout").read_text().endswith("hello\n")
-
-
-@pytest.mark.parametrize(
-    ("code", "exit_code"),
-    [("raise SystemExit(75)", 75), ("raise SystemExit(3)", 3), ("import os; os.kill(os.getpid(), 9)", -9)],
-)
-def test_the_exit_code_is_the_workers(code, exit_code):
-    assert start(code)[1].get(timeout=SECONDS) == exit_code
 
 
 def test_a_stopped_worker_is_killed_and_nobody_else(tmp_path, monkeypatch):
@@ -167,3 +161,48 @@ def test_the_connection_to_a_lost_host_is_ended(ssh, tmp_path, monkeypatch):
     wait_for(tmp_path / "pid")
     process.kill()  # the fake ssh has become the worker, as far as its launcher sees
     assert ends.get(timeout=SECONDS) < 0
+
+
+def cluster(*hosts, **options):
+    found = [HostSlots(host, 1) for host in hosts]
+    return HostCluster(StartOptions(["true"]), "k" * 64, lambda: found, **options)
+
+
+@pytest.fixture
+def networks(monkeypatch):
+    """Two networks, and a host in each that is not this one."""
+    routes = {"h1": "10.1.0.1", "h2": "10.2.0.1", "localhost": "127.0.0.1"}
+    found = {"eth0": ["10.1.0.1/24"], "eth1": ["10.2.0.1/24"], "docker0": ["172.17.0.1/16"]}
+    monkeypatch.setattr(clusters, "address_towards", lambda host: routes.get(host, ""))
+    monkeypatch.setattr(clusters, "own_addresses", lambda: found)
+    monkeypatch.setattr(clusters, "interfaces", lambda loopback: {**found, "lo": ["127.0.0.1/8"]})
+    monkeypatch.setattr(clusters, "is_this_host", lambda host: host == "localhost")
+
+
+@pytest.mark.parametrize(
+    ("hosts", "is_fixed", "addresses"),
+    [
+        (["localhost"], True, ["127.0.0.1"]),
+        (["localhost"], False, ["10.1.0.1", "10.2.0.1", "172.17.0.1"]),  # another host may come
+        (["localhost", "h2"], True, ["10.2.0.1"]),
+        (["h1", "h2"], False, ["10.1.0.1", "10.2.0.1"]),
+        (["unknown"], True, ["10.1.0.1", "10.2.0.1", "172.17.0.1"]),
+    ],
+)
+def test_a_job_listens_on_the_way_to_its_hosts(networks, hosts, is_fixed, addresses):
+    assert cluster(*hosts, is_fixed=is_fixed).listen_on == addresses
+
+
+def test_each_host_is_given_the_address_that_it_reaches(networks):
+    one = cluster("h1", "h2")
+    for host in ("h1", "h2", "localhost"):
+        one.find_way_to(host)
+    assert [one.address_for(host) for host in ("h1", "h2", "localhost", "h9")] == [
+        "10.1.0.1", "10.2.0.1", "10.1.0.1", "10.1.0.1",
+    ]  # fmt: skip
+
+
+def test_the_users_interfaces_count(networks):
+    assert cluster("localhost", interface_names=["eth1"]).listen_on == ["10.2.0.1"]
+    with pytest.raises(UsageError, match=r"no eth7 .*\n.*docker0, eth0, eth1, lo"):
+        cluster("localhost", interface_names=["eth7"])

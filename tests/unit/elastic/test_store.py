@@ -28,8 +28,8 @@ def store():
 class Worker:
     """Requests of one worker, each on a connection of its own, as Horovod's are."""
 
-    def __init__(self, store: WorldStore, key: str = KEY, address: str = "127.0.0.1") -> None:
-        self._address = (address, store.port)
+    def __init__(self, store: WorldStore, key: str = KEY) -> None:
+        self._address = ("127.0.0.1", store.port)
         self._signed = http_auth.SignedRequests(key)
 
     def __call__(self, method: str, path: str, body: bytes = b"") -> tuple[int, bytes]:

@@ -21,17 +21,25 @@ end_worker(eval(sys.argv[1]), debug=False)
 """
 
 
-def _end(driver, error: str, *answer: End, joined: bool = True, told: type = Failed) -> tuple[int, str]:
+def _end(driver, error: str, *answer: End, first: tuple = (), joined: str = "joined") -> tuple[int, str]:
     """Let a worker end with an error; return its exit code and what it said."""
-    command = [sys.executable, "-c", ENDS, error, "joined" if joined else ""]
+    words = ["-c", ENDS, error, joined] if error else ["-m", "hvdtrain", "--epochs", "many"]
     environ = {**os.environ, **driver.environ}
-    with subprocess.Popen(command, env=environ, stderr=subprocess.PIPE, text=True) as worker:
-        driver.accept()
-        driver.expect(told)
-        if answer:
+    with (
+        subprocess.Popen([sys.executable, *words], env=environ, stderr=subprocess.PIPE, text=True) as worker,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        said = pool.submit(worker.communicate, timeout=300)
+        if first:  # in place of the welcome
+            driver.connection, _ = driver.listener.accept()
+            accept_worker(driver.connection, KEY)
+            driver.say(*first)
+        else:
+            driver.accept()
+            driver.expect(Failed)
             driver.say(*answer)
-        _, said = worker.communicate(timeout=300)
-        return worker.returncode, said
+        _, text = said.result()
+    return worker.returncode, text
 
 
 @pytest.fixture
@@ -47,37 +55,16 @@ def test_a_worker_that_nobody_else_speaks_for_says_it(driver):
     assert said.endswith("no loss\n  Add one.\n")
 
 
-def test_a_worker_that_finds_the_job_ended_by_the_same_error_says_nothing(driver):
-    command = [sys.executable, "-c", ENDS, "ConfigError('epochs: -1')", ""]
-    environ = {**os.environ, **driver.environ}
-    with subprocess.Popen(command, env=environ, stderr=subprocess.PIPE, text=True) as worker:
-        driver.connection, _ = driver.listener.accept()
-        accept_worker(driver.connection, KEY)
-        driver.say(End(problem="", exit_code=2))
-        _, said = worker.communicate(timeout=300)
-    assert (worker.returncode, said) == (2, "")
-
-
 def test_a_worker_that_failed_because_the_job_ended_ends_as_the_job(driver):
     assert _end(driver, "EnvironmentFault('lost')", End(problem="no loss", exit_code=2)) == (2, "")
 
 
-def test_a_worker_tells_of_an_error_that_comes_before_it_joined(driver):
-    code, said = _end(driver, "ConfigError('epochs: -1')", joined=False)
-    assert code == 2
-    assert "epochs: -1" in said
+def test_an_error_before_a_worker_joined_is_said_by_it_unless_the_job_has_ended(driver):
+    code, said = _end(driver, "ConfigError('epochs: -1')", joined="")
+    assert (code, "epochs: -1" in said) == (2, True)
+    ended = (End(problem="", exit_code=2),)
+    assert _end(driver, "ConfigError('epochs: -1')", first=ended, joined="") == (2, "")
 
 
 def test_all_workers_have_an_error_of_the_command_line_and_one_says_it(driver):
-    command = [sys.executable, "-m", "hvdtrain", "--epochs", "many"]
-    environ = {**os.environ, **driver.environ}
-    with (
-        ThreadPoolExecutor(1) as pool,
-        subprocess.Popen(command, env=environ, stderr=subprocess.PIPE, text=True) as worker,
-    ):
-        said = pool.submit(worker.communicate, timeout=300)
-        driver.accept()
-        assert driver.expect(Failed).blame == "code"
-        driver.say(End(problem="another worker said it", exit_code=2))
-        assert said.result() == (None, "")
-        assert worker.returncode == 2
+    assert _end(driver, "", End(problem="another worker said it", exit_code=2)) == (2, "")
