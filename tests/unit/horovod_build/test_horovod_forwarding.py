@@ -21,16 +21,7 @@ for number in range({LINES}):
 open("done", "a").write("done ")
 """
 LAUNCHER = "import sys; from horovod.runner.launch import run_commandline as run; sys.exit(run())"
-DROPPED = "horovodrun: cannot write to standard output: {}. Output is dropped"
-CONTROLLERS = pytest.mark.parametrize(
-    "controller",
-    [
-        "gloo",
-        pytest.param(
-            "mpi", marks=pytest.mark.skipif(not shutil.which("mpirun"), reason="mpirun is not installed")
-        ),
-    ],
-)
+CONTROLLERS = ["gloo", *(["mpi"] if shutil.which("mpirun") else [])]
 
 
 @pytest.fixture(scope="module")
@@ -43,70 +34,73 @@ def launcher(patched, tmp_path_factory) -> Path:
     return folder
 
 
-def horovodrun(
-    launcher: Path, controller: str, folder: Path, stdout: object, *worker: str
-) -> subprocess.CompletedProcess:
+def horovodrun(launcher: Path, controller: str, folder: Path, stdout, *worker: str, **changes: str):
     """Run two workers, which print more than a pipe holds if no other code is given."""
     code = worker or (WORKER,)
     command = [sys.executable, "-c", LAUNCHER, f"--{controller}", "-np", "2", sys.executable, "-c", *code]
     if controller == "mpi":
         command.insert(3, "--binding-args=--bind-to none --oversubscribe")
-    environ = {
-        **os.environ,
+    environ = {name: value for name, value in os.environ.items() if name != "PYTHONHASHSEED"} | {
         "PYTHONPATH": str(launcher),
         "OMPI_ALLOW_RUN_AS_ROOT": "1",
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
         "PRTE_MCA_prte_local_tmpdir_base": str(folder),
+        **changes,
     }
     return subprocess.run(
         command, cwd=folder, env=environ, stdout=stdout, stderr=subprocess.PIPE, timeout=300, check=False
     )
 
 
-def check_it_ended_well(done: subprocess.CompletedProcess, folder: Path) -> None:
-    assert done.returncode == 0, done.stderr.decode()
-    assert (folder / "done").read_text() == "done done "
-
-
-@CONTROLLERS
-def test_a_byte_that_is_no_utf8_reaches_the_output(launcher, controller, tmp_path):
-    done = horovodrun(launcher, controller, tmp_path, subprocess.PIPE)
-    check_it_ended_well(done, tmp_path)
-    lines = done.stdout.splitlines()
-    assert len(lines) == 2 * (LINES + 1)
-    assert sum(b"caf" in line for line in lines) == 2
-
-
-@CONTROLLERS
-def test_a_full_disk_stalls_no_job(launcher, controller, tmp_path):
-    with open("/dev/full", "w") as full:
-        done = horovodrun(launcher, controller, tmp_path, full)
-    check_it_ended_well(done, tmp_path)
-    assert done.stderr.decode().count(DROPPED.format("No space left on device")) == 1
-
-
-@CONTROLLERS
-def test_a_reader_that_goes_away_ends_no_job(launcher, controller, tmp_path):
+@pytest.mark.parametrize("controller", CONTROLLERS)
+@pytest.mark.parametrize("output", ["a pipe", "a full disk", "a reader that went away"])
+def test_any_byte_reaches_the_output_and_one_that_takes_nothing_ends_no_job(
+    launcher, controller, output, tmp_path
+):
     reader, writer = os.pipe()
     os.close(reader)
-    with open(writer, "w") as output:
-        done = horovodrun(launcher, controller, tmp_path, output)
-    check_it_ended_well(done, tmp_path)
-    assert done.stderr.decode().count(DROPPED.format("Broken pipe")) == 1
+    with open("/dev/full", "w") as full, open(writer, "w") as broken:
+        stdout = {"a pipe": subprocess.PIPE, "a full disk": full}.get(output, broken)
+        done = horovodrun(launcher, controller, tmp_path, stdout)
+    said = done.stderr.decode()
+    assert done.returncode == 0, said
+    assert (tmp_path / "done").read_text() == "done done "
+    if output == "a pipe":
+        lines = done.stdout.splitlines()
+        assert len(lines) == 2 * (LINES + 1)
+        assert sum(b"caf" in line for line in lines) == 2
+    else:
+        why = "No space left on device" if output == "a full disk" else "Broken pipe"
+        assert said.count(f"horovodrun: cannot write to standard output: {why}. Output is dropped") == 1
 
 
-def test_lines_of_rank_0_have_no_tag_and_an_explained_exit_code_no_report(launcher, tmp_path):
-    worker = (
-        "import os, sys, time; rank = os.environ.get('OMPI_COMM_WORLD_RANK') or os.environ['HOROVOD_RANK']\n"
-        "print(f'said by {rank}', flush=True); time.sleep(1); sys.exit(int(sys.argv[1]))"
+SAYS = """
+import os, sys, time
+from pathlib import Path
+rank = os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ["HOROVOD_RANK"]
+print(f"said by {rank} with seed {os.environ['PYTHONHASHSEED']}", flush=True)
+Path(rank).touch()
+while not (Path("0").exists() and Path("1").exists()):
+    time.sleep(0.01)
+time.sleep(0.2)
+sys.exit(int(sys.argv[1]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("controller", "code", "is_shown"), [("mpi", 2, False), ("mpi", 9, True), ("gloo", 2, False)]
+)
+def test_lines_of_rank_0_have_no_tag_and_an_explained_exit_code_no_report(
+    launcher, tmp_path, controller, code, is_shown
+):
+    if controller not in CONTROLLERS:
+        pytest.skip("mpirun is not installed")
+    own, seed = ({}, "0") if code == 2 else ({"PYTHONHASHSEED": "random"}, "random")  # one for all workers
+    done = horovodrun(launcher, controller, tmp_path, subprocess.PIPE, SAYS, str(code), **own)
+    output = done.stdout.decode()
+    tag = "[1]<stdout>:" if controller == "gloo" else "[1,1]<stdout>: "
+    assert done.returncode == code
+    assert sorted(line.strip() for line in output.splitlines() if "said" in line) == sorted(
+        [f"said by 0 with seed {seed}", f"{tag}said by 1 with seed {seed}"]
     )
-    for controller, code, is_shown in (("mpi", 2, False), ("mpi", 9, True), ("gloo", 2, False)):
-        done = horovodrun(launcher, controller, tmp_path, subprocess.PIPE, worker, str(code))
-        lines = done.stdout.decode().splitlines()
-        assert (done.returncode, sorted(line.strip() for line in lines if "said" in line)) == (
-            code,
-            sorted(
-                ["said by 0", "[1]<stdout>:said by 1" if controller == "gloo" else "[1,1]<stdout>: said by 1"]
-            ),
-        )
-        assert ("prterun" in done.stdout.decode() + done.stderr.decode()) == is_shown
+    assert ("prterun" in output + done.stderr.decode()) == is_shown

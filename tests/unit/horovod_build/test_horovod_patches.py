@@ -1,5 +1,6 @@
-"""The patches for Horovod's source: complete, exact, documented, and part of every installation."""
+"""The patches for Horovod's source: exact, part of every installation; and the halves that they add."""
 
+import ctypes
 import dataclasses
 import shutil
 import subprocess
@@ -7,6 +8,8 @@ import sys
 import zipfile
 from pathlib import Path
 
+import ml_dtypes
+import numpy as np
 import pytest
 
 from hvdtrain.errors import HorovodBuildError
@@ -22,7 +25,6 @@ from hvdtrain.horovod_build.patching import (
 REPOSITORY = Path(__file__).parents[3]
 PATCHES = horovod_patches()
 CHANGES = [(patch, diff) for patch in PATCHES for diff in patch.files if not diff.is_new]
-HUNKS = [(patch, diff.file, diff.hunks[-1]) for patch, diff in (CHANGES[0], CHANGES[-1])]
 
 HEADER = "Subject: a change\nNeeded: always\nWhy: because\n of this\nUpstream: none found\n\n"
 DIFF = "--- a/a.txt\n+++ b/a.txt\n@@ -1 +1 @@\n-x\n+y\n"
@@ -45,11 +47,9 @@ def test_every_patch_applies_to_horovods_source(tree):
                 shift += len(hunk.after) - len(hunk.before)
 
 
-@pytest.mark.parametrize(
-    ("patch", "file", "hunk"), HUNKS, ids=[f"{patch.name} {file} {hunk.start}" for patch, file, hunk in HUNKS]
-)
-def test_a_source_that_differs_stops_the_build_and_stays_as_it_is(tree, patch, file, hunk):
-    number = PATCHES.index(patch)
+@pytest.mark.parametrize(("patch", "diff"), [CHANGES[0], CHANGES[-1]], ids=["first", "last"])
+def test_a_source_that_differs_stops_the_build_and_stays_as_it_is(tree, patch, diff):
+    number, file, hunk = PATCHES.index(patch), diff.file, diff.hunks[-1]
     apply_patches(tree, PATCHES[:number])
     lines = split_lines((tree / file).read_bytes().decode())
     lines[hunk.start - 1] = "something else\n"
@@ -113,3 +113,30 @@ def test_a_wheel_that_is_built_from_the_source_distribution_holds_the_patches(tm
         for patch in PATCHES:
             path = f"hvdtrain/horovod_build/patches/{patch.name}.patch"
             assert wheel.read(path) == (REPOSITORY / path).read_bytes()
+
+
+PROBE = """
+#include "half.cc"
+using namespace horovod::common; using Half = uint16_t;
+#define SUM(NAME, CALL) extern "C" void NAME(Half* c, const Half* a, const Half* b, size_t n) { CALL; }
+SUM(f16c, SumFloat16(c, a, b, n))
+SUM(loop, (Combine<ToFloat16, FromFloat16>(c, a, b, n, [](float x, float y) { return x + y; })))
+SUM(bf16, SumBFloat16(c, a, b, n))
+"""
+ALL = np.arange(3, 2**16).astype(np.uint16)  # no whole number of vectors
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_a_sum_is_that_of_fp32_rounded_to_nearest_even(patched, tmp_path):
+    (tmp_path / "probe.cc").write_text(PROBE)
+    command = ["c++", "-std=c++17", "-O3", "-shared", "-fPIC", "probe.cc", "-o", "probe.so", "-I"]
+    subprocess.run([*command, patched / "horovod/common"], cwd=tmp_path, check=True, timeout=120)
+    compiled = ctypes.CDLL(str(tmp_path / "probe.so"))
+    for name, kind in (("f16c", np.float16), ("loop", np.float16), ("bf16", ml_dtypes.bfloat16)):
+        for other in range(0, 2**16, 331):
+            found, second = ALL.copy(), np.full_like(ALL, other)
+            pointers = [ctypes.c_void_p(array.ctypes.data) for array in (found, found, second)]
+            getattr(compiled, name)(*pointers, ctypes.c_size_t(len(found)))
+            expected = (ALL.view(kind).astype(np.float32) + second.view(kind).astype(np.float32)).astype(kind)
+            same = (found == expected.view(np.uint16)) | (np.isnan(found.view(kind)) & np.isnan(expected))
+            assert same.all(), (name, hex(other))
