@@ -7,20 +7,21 @@ import sys
 import threading
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
+from typing import ClassVar
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.fakes import FakeBackend, FakeWorkers, make_loop_session, on_every_rank
 from support.states import make_record, make_state
-from support.watching import run_context
+from support.watching import Watched, records, run_context
 
 from hvdtrain.callbacks import Callback
 from hvdtrain.checkpoints import storage
 from hvdtrain.checkpoints.saver import Saver
 from hvdtrain.config import Config
 from hvdtrain.errors import EnvironmentFault
-from hvdtrain.jobs.elastic.world_state import hand_over_run, take_over_run
+from hvdtrain.jobs.elastic.world_state import hand_over_run, report_change, take_over_run
 from hvdtrain.jobs.run_directory.folder import open_run
 from hvdtrain.jobs.run_directory.lock import RunLock
 from hvdtrain.metrics import StepInfo
@@ -28,15 +29,15 @@ from hvdtrain.reporting.lock_state import LOCK_FILE
 from hvdtrain.reporting.records import RecentRecords, cut_tail, line_of
 from hvdtrain.reporting.report import Report
 from hvdtrain.training_plan import Progress
-from hvdtrain.workers.world import World
+from hvdtrain.workers.world import Change, World
 
 JOB = "job-1"
 
 
-def world(generation: int, rank: int = 0, size: int = 2) -> World:
+def world(generation: int, rank: int = 0, size: int = 2, **fields) -> World:
     return World(
         generation=generation, rank=rank, size=size, local_rank=rank, local_size=size, cross_rank=0,
-        cross_size=1, host="here", store=("127.0.0.1", 1), one_host=True, salt="",
+        cross_size=1, host="here", store=("127.0.0.1", 1), one_host=True, salt="", **fields,
     )  # fmt: skip
 
 
@@ -47,7 +48,10 @@ def step_info(step: int) -> StepInfo:
 class Worker:
     """A worker of an elastic job: its session and what it needs to be rank 0."""
 
+    made: ClassVar[list["Worker"]] = []
+
     def __init__(self, run_dir: Path, rank: int, callbacks=(), **fields) -> None:
+        self.made.append(self)
         workers = FakeWorkers(rank, ["here"] * 2, threading.Barrier(1), [b""])
         self.session = make_loop_session(run_dir, FakeBackend(workers), train_size=100, **fields)
         self.session.config = self.session.config.model_copy(update={"run_dir": str(run_dir)})
@@ -83,17 +87,17 @@ class Worker:
 @pytest.fixture
 def run_dir(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    return tmp_path / "run"
+    yield tmp_path / "run"
+    while Worker.made:
+        worker = Worker.made.pop()
+        worker.session.services.report.close()
+        worker.run.lock.release()
 
 
 @pytest.fixture
 def pair(run_dir):
     """Rank 0 and rank 1 of a job; rank 0 is killed by ``die``, without closing anything."""
-    both = Worker(run_dir, 0), Worker(run_dir, 1)
-    yield both
-    for worker in both:
-        worker.session.services.report.close()
-        worker.run.lock.release()
+    return Worker(run_dir, 0), Worker(run_dir, 1)
 
 
 def die(worker: Worker) -> None:
@@ -206,14 +210,12 @@ def test_checkpoints_of_later_steps_are_set_aside_and_the_newest_is_known(run_di
     assert new.session.services.saver.newest == run_dir / "checkpoints" / "step-00000003"
     best = new.session.services.saver._best_of(storage.checkpoints_in(run_dir / "checkpoints"))
     assert best == run_dir / "checkpoints" / "step-00000002"
-    for worker in (old, new):
-        worker.session.services.report.close()
 
 
 class Told(Callback):
     """A callback that notes what it is called with."""
 
-    def __init__(self, every_rank: bool = False) -> None:
+    def __init__(self, every_rank: bool) -> None:
         self.every_rank, self.told = every_rank, []
 
     def on_start(self, context) -> None:
@@ -224,41 +226,23 @@ class Told(Callback):
 
 
 def test_callbacks_start_once_and_those_of_rank_0_when_their_worker_is_rank_0(run_dir):
-    alone, of_every_rank = Told(), Told(every_rank=True)
+    alone, of_every_rank = Told(False), Told(True)
     old, new = Worker(run_dir, 0), Worker(run_dir, 1, [of_every_rank, alone])
     new.log(1)
     new.stand_at(1)
     die(old)
     new.take_over()
     new.log(2)
+    folder = new.session.services.report.folder
     hand_over_run(new.run, new.session, world(3, rank=1))
+    assert [type(one) for one in (new.session.services.report, new.session.services.saver)] == [Report, Saver]
+    assert folder.check() is None  # a save that is under way does not end there
     new.log(3)
     new.stand_at(3)
     new.take_over(generation=4)
     new.log(4)
     assert of_every_rank.told == ["start 1", 1, 2, 3, 4]
     assert alone.told == ["start 0", 2, 4]
-    assert logged(run_dir) == [("train", step) for step in (1, 2, 3, 4)]
-    for worker in (old, new):
-        worker.session.services.report.close()
-
-
-def test_a_rank_0_that_is_one_no_longer_hands_over(run_dir, pair):
-    old, new = pair
-    for worker in pair:
-        worker.log(1, 2)
-        worker.stand_at(2)
-    folder = old.session.services.report.folder
-    hand_over_run(old.run, old.session, world(2, rank=1))
-    assert type(old.session.services.report) is Report
-    assert type(old.session.services.saver) is Saver
-    assert folder.check() is None  # a save that is under way does not end there
-    new.take_over()
-    old.log(3), new.log(3)
-    new.stand_at(3), old.stand_at(3)
-    hand_over_run(new.run, new.session, world(3, rank=1))
-    old.take_over(generation=3)
-    old.log(4)
     assert logged(run_dir) == [("train", step) for step in (1, 2, 3, 4)]
 
 
@@ -275,13 +259,12 @@ def test_a_rank_0_that_stays_signs_the_lock_and_cuts_all_traces(run_dir):
     assert json.loads((run_dir / LOCK_FILE).read_text())["generation"] == 5
     for path in (run_dir / "indices").iterdir():
         assert len(path.read_text().splitlines()) == 2
-    report.close()
 
 
-def test_a_directory_that_is_not_seen_is_made_anew_and_it_is_said(run_dir, tmp_path):
-    old, new = Worker(run_dir, 0), Worker(run_dir, 1)
-    for worker in (old, new):
+def test_a_directory_that_is_not_seen_is_made_anew_and_it_is_said(run_dir, tmp_path, pair):
+    for worker in pair:
         worker.log(1, 2)
+    _, new = pair
     new.session.services.run_dir = elsewhere = tmp_path / "elsewhere"
     (elsewhere / "indices").mkdir(parents=True)  # this worker's own trace
     new.stand_at(2)
@@ -291,8 +274,6 @@ def test_a_directory_that_is_not_seen_is_made_anew_and_it_is_said(run_dir, tmp_p
     )
     assert logged(elsewhere) == [("train", 1), ("train", 2)]
     assert (elsewhere / "config.yaml").is_file()
-    for worker in (old, new):
-        worker.session.services.report.close()
 
 
 def test_a_directory_of_another_run_is_not_touched(run_dir):
@@ -341,8 +322,6 @@ def test_the_lock_of_a_rank_0_that_was_given_up_is_no_hindrance_and_tells_it(run
     frozen.stdin.write("go on\n")
     frozen.stdin.flush()
     assert frozen.stdout.readline().startswith(f"the run directory was taken over: process {os.getpid()} on ")
-    new.session.services.report.close()
-    new.run.lock.release()
 
 
 def test_a_worker_that_was_given_up_does_not_lock_again(run_dir):
@@ -391,3 +370,27 @@ def test_hosts_that_do_not_see_the_directory_are_named(run_dir, tmp_path):
 
     notes = on_every_rank(["alpha", "alpha", "beta"], opened)
     assert notes[0].startswith(f"beta cannot see the run directory {run_dir}: if rank 0 is lost")
+
+
+LEFT = "rank 2 on h2: killed (SIGKILL)"
+
+
+def test_a_change_of_the_workers_is_a_line_a_record_and_a_sum(tmp_path):
+    workers = FakeWorkers(0, ["here"] * 3, threading.Barrier(1), [b""])
+    session = make_loop_session(tmp_path, FakeBackend(workers), train_size=100, epochs=10, batch_size=1)
+    session.state.progress = Progress(100, 300)
+    workers.size = 2
+    watched, silent = Watched(tmp_path), Report()
+    watched.report.on_start(334, 0)
+    for report in (watched.report, silent):
+        session.services.report = report
+        report_change(session, world(2, change=Change(left=(LEFT,), why="w9 left")), 0.81234)
+    watched.report.close()
+    expected = {
+        "phase": "event", "step": 100, "samples": 300, "epoch": 3.0, "event": "changed", "left": [LEFT],
+        "joined": [], "cause": "w9 left", "generation": 2, "pause_seconds": 0.812, "workers": 2,
+    }  # fmt: skip
+    for record in (*records(tmp_path), *silent.recent):
+        assert {**record, "seconds": 0} == {**expected, "seconds": 0}
+    assert watched.lines == [f"2 workers from step 101 on; left: {LEFT}; 0.8 s without training"]
+    assert (session.state.changes, session.state.paused_seconds) == (2, pytest.approx(1.625, abs=1e-3))

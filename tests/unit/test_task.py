@@ -52,16 +52,6 @@ def write(path: Path, text: str = GOOD) -> Path:
     return path
 
 
-def refused(spec: str) -> str:
-    with pytest.raises(TaskError) as caught:
-        load_task_class(spec)
-    return str(caught.value)
-
-
-def test_a_built_in_task_goes_by_its_name():
-    assert load_task_class("digits") is Digits
-
-
 @pytest.mark.parametrize("spec", ["tasks/mine.py:Good", "mine_package.mine:Good", "mine_module:Good"])
 def test_a_task_of_ones_own_goes_by_file_or_module(folder, spec):
     write(folder / "tasks" / "mine.py")
@@ -70,51 +60,40 @@ def test_a_task_of_ones_own_goes_by_file_or_module(folder, spec):
     assert load_task_class(spec).__name__ == "Good"
 
 
-def test_a_task_file_imports_what_lies_beside_it(folder):
-    write(folder / "deep" / "beside.py", "VALUE = 7\n")
-    write(folder / "deep" / "mine.py", "from beside import VALUE\nclass Good:\n    value = VALUE\n")
-    assert load_task_class("deep/mine.py:Good").value == 7
-
-
-def test_a_dataclass_can_stand_in_a_task_file(folder):
+def test_a_task_file_imports_what_lies_beside_it_and_may_have_a_dataclass(folder):
     """Dataclasses look their module up while they are made."""
     text = """
         from __future__ import annotations
         from dataclasses import dataclass
+        from beside import VALUE
 
         @dataclass
         class Good:
-            size: int = 4
+            size: int = VALUE
     """
-    write(folder / "mine.py", text)
-    assert load_task_class("mine.py:Good")().size == 4
+    write(folder / "deep" / "beside.py", "VALUE = 7\n")
+    write(folder / "deep" / "mine.py", text)
+    assert load_task_class("deep/mine.py:Good")().size == 7
 
 
 @pytest.mark.parametrize(
     ("spec", "said"),
     [
-        ("digit", "there is no built-in task 'digit'\nDid you mean 'digits'?"),
-        ("a/mine.py", "task a/mine.py names a file but no class\nWrite a/mine.py:MyTask."),
-        ("a/mine.py:Good", "task file a/mine.py does not exist (looked in {folder})"),
+        ("digit", "no built-in task 'digit'\nDid you mean 'digits'?"),
+        ("a/mine.py", "names a file but no class\nWrite a/mine.py:MyTask."),
+        ("a/mine.py:Good", "task file a/mine.py does not exist"),
         ("no.such.module:Good", "task module no.such.module cannot be imported: "),
         ("a/mine:Good", "task module 'a/mine' is neither a module's name nor a .py file"),
+        ("mine.py:God", "mine.py has no 'God'\nDid you mean 'Good'?"),
+        ("mine.py:Zzzz", "mine.py has no 'Zzzz'\nIts classes: Good."),
+        ("mine.py:Good.NUMBER", "Good.NUMBER is a int, not a class"),
     ],
 )
-def test_a_place_that_is_not_there_is_named(folder, spec, said):
-    assert refused(spec).startswith(said.format(folder=folder))
-
-
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [
-        ("God", "task mine.py:God: mine.py has no 'God'\nDid you mean 'Good'?"),
-        ("Zzzz", "task mine.py:Zzzz: mine.py has no 'Zzzz'\nIts classes: Good."),
-        ("Good.NUMBER", "task mine.py:Good.NUMBER: Good.NUMBER is a int, not a class"),
-    ],
-)
-def test_a_class_that_is_not_there_is_named(folder, name, said):
+def test_what_is_not_there_is_named(folder, spec, said):
     write(folder / "mine.py")
-    assert refused(f"mine.py:{name}") == said
+    with pytest.raises(TaskError) as caught:
+        load_task_class(spec)
+    assert said in str(caught.value)
 
 
 class Base:
@@ -145,7 +124,7 @@ def why(task_class: object, options: dict, framework: str = "torch") -> str:
     ("task_class", "options", "said"),
     [
         (Base, {"size": 1}, "no option 'size' (from task_options)\nIt takes none."),
-        (TakesTwo, {"path": "x", "sise": 1}, "no option 'sise' (from task_options)\nDid you mean 'size'?"),
+        (TakesTwo, {"path": "x", "sise": 1}, "Did you mean 'size'?"),
         (TakesTwo, {}, "missing a required argument: 'path'\nSet it with --set task_options.NAME=VALUE"),
     ],
 )
@@ -153,32 +132,37 @@ def test_options_that_do_not_fit_are_named(task_class, options, said):
     assert said in why(task_class, options)
 
 
-@pytest.mark.parametrize("missing", ["train_data", "eval_data"])
-def test_a_task_without_data_is_named(missing):
-    task_class = type("Part", (Base,), {missing: None})
-    assert (
-        why(task_class, {})
-        == f"task it has no method {missing}()\n`hvdtrain docs tasks` lists what a task needs."
-    )
+@pytest.mark.parametrize(
+    ("members", "said"),
+    [
+        ({"train_data": None}, "no method train_data()"),
+        (
+            {"torch_model": None, "tf_model": print},
+            "torch_model(), which --framework torch needs\nIt has tf_",
+        ),
+    ],
+)
+def test_what_a_task_lacks_for_its_framework_is_named(members, said):
+    assert said in why(type("Part", (Base,), members), {})
 
 
-def test_a_task_for_the_other_framework_says_so():
-    task_class = type("Part", (Base,), {"torch_model": None, "tf_model": lambda self: None})
-    assert why(task_class, {}) == (
-        "task it has no method torch_model(), which --framework torch needs\n"
-        "It has tf_model(): use the other --framework, or add torch_model()."
-    )
+class OwnLoss:
+    train_data = eval_data = torch_model = tf_model = lambda self: None
+    torch_loss = lambda self, model, batch: None  # noqa: E731
+
+
+def test_a_task_needs_a_loss_for_its_framework():
+    assert make_task(OwnLoss, "it", {}, "torch")
+    assert "neither loss nor tf_loss(model, batch)" in why(OwnLoss, {}, "tf")
 
 
 @pytest.mark.parametrize(
     ("name", "value", "said"),
     [
         ("metric", {}, "the task has metric, which hvdtrain does not know; did you mean metrics?"),
-        ("torch_optimiser", print, "torch_optimiser(), which hvdtrain does not know; did you mean torch_opt"),
         ("evalData", print, "did you mean eval_data()?"),
         ("collate_fn", print, "the methods are collate(samples) and train_collate(samples)"),
         ("training_step", print, "here torch_loss(model, batch) or"),
-        ("configure_optimizers", print, "torch_optimizer(parameters) or"),
     ],
 )
 def test_a_member_that_is_misspelt_or_of_another_trainer_is_noted(name, value, said):
@@ -213,16 +197,6 @@ def test_helpers_of_a_task_get_no_note():
     assert not notes_on_members(type("Part", (WithHelpers, unittest.TestCase), {"lr": 3})())
 
 
-class OwnLoss:
-    train_data = eval_data = torch_model = tf_model = lambda self: None
-    torch_loss = lambda self, model, batch: None  # noqa: E731
-
-
-def test_a_task_needs_a_loss_for_its_framework():
-    assert make_task(OwnLoss, "it", {}, "torch")
-    assert why(OwnLoss, {}, "tf") == "task it has neither loss nor tf_loss(model, batch)"
-
-
 def test_another_process_finds_a_class_by_its_spec():
     assert load_task_class(task_spec(Digits)) is Digits
 
@@ -236,7 +210,6 @@ def test_an_instance_is_the_task_itself():
     made_by = task_class_of(task)
     assert make_task(made_by, "it", {}, "torch") is task
     assert made_by.defaults == {"epochs": 2}
-    assert why(made_by, {"size": 3}) == (
-        "task it was passed as an instance, so task_options must be empty; found {'size': 3}\n"
-        "Give the options to its constructor, or pass the class."
+    assert "passed as an instance, so task_options must be empty; found {'size': 3}" in why(
+        made_by, {"size": 3}
     )

@@ -10,13 +10,6 @@ from hvdtrain.errors import DataError
 TEXTS = ["plain text\n" * 5, "áé🙂 ", "", "\u4e2d\u6587" * 20, "🙂" * 30, "x"]
 
 
-def written(folder, texts):
-    paths = [folder / f"{i}.txt" for i in range(len(texts))]
-    for path, text in zip(paths, texts, strict=True):
-        path.write_bytes(text.encode())
-    return paths
-
-
 @pytest.fixture
 def small_parts(monkeypatch):
     """Parts so short that characters lie across their ends."""
@@ -25,8 +18,10 @@ def small_parts(monkeypatch):
 
 @pytest.mark.parametrize("texts", [TEXTS, ["only ascii " * 9], ["ab" * 30, "cd" * 30], ["é" * 50]])
 def test_every_window_holds_the_characters_that_stand_there(tmp_path, small_parts, texts):
-    whole = "".join(texts)
-    tokens = CharacterTokens(MappedFiles(written(tmp_path, texts)))
+    whole, paths = "".join(texts), [tmp_path / f"{i}.txt" for i in range(len(texts))]
+    for path, text in zip(paths, texts, strict=True):
+        path.write_bytes(text.encode())
+    tokens = CharacterTokens(MappedFiles(paths))
     assert len(tokens) == len(whole)
     assert tokens.vocabulary == len(set(whole))
     for length in (1, 3, 20):
@@ -74,18 +69,12 @@ def test_a_target_is_the_token_after_its_input():
     assert len(windows) == 4  # 10-13, 14-17, 18-21, 22-25; of 26-29 the last has no target
 
 
-UTF16 = "text".encode("utf-16")
-
-
 @pytest.mark.parametrize(
     ("raw", "said"),
     [
         (b"good\xffbad", "0.txt is not UTF-8 text: 0xff: invalid start byte"),
         (b"0123456789\xc3", "0.txt is not UTF-8 text: 0xc3: "),
-        ("0123é".encode()[:-1] + b"x" * 20, "0.txt is not UTF-8 text: 0xc3: "),
-        (b"\xed\xa0\x80", "0.txt is not UTF-8 text: 0xed: "),
         (b"0123456789\0abc", "0.txt is not text: it contains NUL"),
-        (UTF16, "0.txt is not UTF-8 text: 0xff: "),
     ],
 )
 def test_what_is_no_text_is_refused(tmp_path, small_parts, raw, said):

@@ -6,20 +6,11 @@ import json
 import numpy as np
 import pytest
 
-from hvdtrain.data.texts.labelled import (
-    PADDING,
-    START,
-    Encoder,
-    read_tables,
-    rows_of,
-    split,
-)
+from hvdtrain.data.texts.labelled import PADDING, START, Encoder, read_tables, rows_of, split
 from hvdtrain.errors import DataError
 
-ROWS = [("hello, you", "ham"), ('say "cash"', "spam"), ("línea\tdos", "ham"), ("x", "spam")]
-
-
 COLUMNS = ("text", "label")
+ROWS = [("hello, you", "ham"), ('say "cash"', "spam"), ("línea\tdos", "ham"), ("x", "spam")]
 
 
 def write(path, rows):
@@ -41,37 +32,28 @@ def test_all_kinds_of_table_give_the_same_rows(tmp_path, ending):
     assert [(text, label) for _, text, label in found] == expected
 
 
-# name of the file, its bytes, what is said
-BAD_ROWS = {
-    "values": ("a.csv", b"text,label\nx,a\ny\nz,b\n", "a.csv, line 3: has 1 values; the first line names 2"),
-    "values below empty lines": ("a.csv", b"text,label\n\n\nx\n", "a.csv, line 4: has 1 values"),
-    "more values": (
-        "a.tsv",
-        b"text\tlabel\nx\ta\tb\n",
-        "line 2: has 3 values; the first line names 2",
-    ),
-    "no text": ("a.csv", b"text,label\nx,a\n ,b\n", "a.csv, line 3: 'text' is empty"),
-    "quote": ("a.csv", b'text,label\n"x"y,a\nz,b\n', "a.csv, line 2: ',' expected after '\"'"),
-    "encoding": (
-        "a.csv",
-        b"text,label\ny\xe9,b\nz,b\n",
-        "line 2: contains the byte 0xe9, which is",
-    ),
-    "NUL": ("a.jsonl", b'{"text": "x\\u0000", "label": 1}\n', "'\\x00', which is not a character"),
-    "cut off": ("a.jsonl", b'{"text": "x", "label": 1}\n{"text": "y", "la', "a.jsonl, line 2: not JSON"),
-    "key": ("a.jsonl", b'{"txt": "x"}\n', "line 1: must be an object with 'text' and 'label', found"),
-    "type": ("a.jsonl", b'{"text": 5, "label": 1}\n', "line 1: 'text' must be text, found 5"),
-    "column": ("a.csv", b"txt,label\nx,a\n", "has no column 'text'; its columns are 'txt', 'label'"),
-}
-
-
-@pytest.mark.parametrize("name", BAD_ROWS)
-def test_a_bad_row_is_named_with_its_place(tmp_path, name):
-    file, raw, said = BAD_ROWS[name]
+@pytest.mark.parametrize(
+    ("file", "raw", "said"),
+    [
+        ("a.csv", b"text,label\nx,a\ny\nz,b\n", "line 3: has 1 values; the first line names 2"),
+        ("a.csv", b"text,label\n\n\nx\n", "line 4: has 1 values"),
+        ("a.tsv", b"text\tlabel\nx\ta\tb\n", "line 2: has 3 values"),
+        ("a.csv", b"text,label\nx,a\n ,b\n", "line 3: 'text' is empty"),
+        ("a.csv", b'text,label\n"x"y,a\nz,b\n', "line 2: ',' expected after '\"'"),
+        ("a.csv", b"text,label\ny\xe9,b\nz,b\n", "line 2: contains the byte 0xe9"),
+        ("a.jsonl", b'{"text": "x\\u0000", "label": 1}\n', "line 1: contains '\\x00'"),
+        ("a.jsonl", b'{"text": "x", "label": 1}\n{"text": "y", "la', "line 2: not JSON"),
+        ("a.jsonl", b'{"txt": "x"}\n', "line 1: must be an object with 'text' and 'label'"),
+        ("a.jsonl", b'{"text": 5, "label": 1}\n', "line 1: 'text' must be text, found 5"),
+        ("a.csv", b"txt,label\nx,a\n", "has no column 'text'; its columns are 'txt', 'label'"),
+    ],
+)
+def test_a_bad_row_is_named_with_its_place(tmp_path, file, raw, said):
     path = tmp_path / file
     path.write_bytes(raw)
     with pytest.raises(DataError) as caught:
         list(rows_of(path, COLUMNS))
+    assert file in str(caught.value)
     assert said in str(caught.value)
 
 
@@ -84,12 +66,12 @@ def encoded(texts, encoder, train=None):
 def test_bytes_follow_the_start_and_padding_follows_them():
     tokens, vocabulary = encoded(["ab", "", "é", "long text"], Encoder(5, None))
     a, b, e1, e2 = (byte + 2 for byte in "abé".encode())
-    assert tokens.tolist()[:3] == [
+    assert tokens.tolist() == [
         [START, a, b, PADDING, PADDING],
-        [START, PADDING, PADDING, PADDING, PADDING],
+        [START, *[PADDING] * 4],
         [START, e1, e2, PADDING, PADDING],
+        [START, *(byte + 2 for byte in b"long")],
     ]
-    assert tokens[3].tolist() == [START, *(byte + 2 for byte in b"long")]
     assert vocabulary == 258
 
 
@@ -115,7 +97,7 @@ def test_labels_become_numbers_and_a_second_table_brings_no_new_ones(tmp_path):
 @pytest.mark.parametrize(
     ("rows", "said"),
     [
-        ([("x", "a"), ("y", "a")], "all texts have the label 'a'; there must be at least two labels"),
+        ([("x", "a"), ("y", "a")], "all texts have the label 'a'"),
         ([], "has no row"),
         ([(f"x{i}", str(i)) for i in range(10_001)], "has more than 10,000 different labels"),
     ],

@@ -1,4 +1,4 @@
-"""Connections of workers are accepted in time, whatever strangers do at the same port."""
+"""Connections of workers: accepted in time, whatever strangers do at the same port; ended in time."""
 
 import contextlib
 import socket
@@ -10,6 +10,7 @@ import pytest
 
 from hvdtrain.elastic import links
 from hvdtrain.elastic.links import Links
+from hvdtrain.elastic.watch.liveness import Member, describe_host
 
 KEY = "k" * 64
 
@@ -90,3 +91,31 @@ def test_a_job_of_many_workers_takes_all_that_connect_at_once():
         for name, worker in zip(names, workers, strict=True):
             links.prove_to_driver(worker, KEY, name, 60)
         assert server.names() == sorted(names)
+
+
+def test_the_kernel_ends_a_silent_connection_within_the_time():
+    one, other = socket.create_server(("127.0.0.1", 0)), socket.socket()
+    with one, other:
+        links.end_if_silent(other, 20)
+        assert other.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+        names = (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT, socket.TCP_USER_TIMEOUT)
+        idle, interval, count, in_flight = [other.getsockopt(socket.IPPROTO_TCP, name) for name in names]
+        assert idle + interval * count == 20
+        assert in_flight == 20_000  # while heartbeats are on their way
+
+
+def test_a_host_is_named_with_its_ranks_and_one_of_the_same_name_is_another():
+    members = [Member(0, "h1", "m"), Member(1, "h2", "m"), Member(2, "h2", "other"), Member(3, "h2", "m")]
+    assert describe_host(3, members) == "host h2 (ranks 1, 3)"
+    assert describe_host(2, members) == "host h2 (rank 2)"
+
+
+def test_addresses_that_refuse_or_do_not_answer_are_given_up_in_time():
+    with socket.create_server(("127.0.0.1", 0)) as silent, socket.create_server(("127.0.0.1", 0)) as gone:
+        silent_address, refusing = silent.getsockname(), gone.getsockname()
+        gone.close()
+        start = time.monotonic()
+        with pytest.raises(ConnectionError) as failed:
+            links.connect([silent_address, refusing], "key", "1", 0.4, 0)
+        assert time.monotonic() - start < 20
+    assert all(f"127.0.0.1:{port}: " in str(failed.value) for _, port in (silent_address, refusing))

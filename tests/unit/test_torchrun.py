@@ -87,15 +87,16 @@ def test_between_hosts_the_key_goes_through_the_store_unless_the_user_set_one(st
     own = {**hosts, KEY_VARIABLE: "mine"}
     assert offer_key(own, stack) == ("mine", {})
     assert take_key({}, own) == "mine"
-    with pytest.raises(EnvironmentFault, match=f"{KEY_VARIABLE} is set for rank 0 and not for rank 1"):
-        take_key({}, hosts)
 
 
-def test_a_key_in_the_store_does_not_displace_the_users():
-    with pytest.raises(EnvironmentFault, match=f"{KEY_VARIABLE} is set for rank 1 and not for rank 0"):
-        take_key({"key": "a stranger's"}, {**ONE_HOST, KEY_VARIABLE: "mine"})
-
-
-def test_on_one_host_no_key_is_taken_from_the_store():
-    with pytest.raises(EnvironmentFault, match="does not hand out"):
-        take_key({"key": "a stranger's"}, ONE_HOST)
+@pytest.mark.parametrize(
+    ("environ", "offered", "said"),
+    [
+        ({**ONE_HOST, "GROUP_WORLD_SIZE": "2"}, {}, "is set for rank 0 and not for rank 1"),
+        ({**ONE_HOST, KEY_VARIABLE: "mine"}, {"key": "a stranger's"}, "is set for rank 1 and not for rank 0"),
+        (ONE_HOST, {"key": "a stranger's"}, "does not hand out"),
+    ],
+)
+def test_no_other_key_is_taken_from_the_store(environ, offered, said):
+    with pytest.raises(EnvironmentFault, match=said):
+        take_key(offered, environ)

