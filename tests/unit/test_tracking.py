@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.fakes import FakeWorkers
 from support.watching import MEANS, run_context, step_info, summary
 
 from hvdtrain.config import Config
@@ -106,24 +107,17 @@ def test_a_tracker_that_is_not_installed_is_refused(monkeypatch):
     check_installed(["tensorboard"])
 
 
-def test_a_line_is_numbers_by_phase():
+def test_a_line_is_numbers_by_phase_and_one_of_a_callback_has_texts_and_images():
     row = row_of(line(8, None, recall=True, note="x", slowest_rank=1).encode(), 100.0)
     assert row is not None
-    assert (row.step, row.seconds) == (8, 112.0)
+    assert (row.step, row.seconds, row.texts) == (8, 112.0, {})
     assert list(row.values) == ["train/loss", "train/slowest_rank", "samples", "epoch"]
     assert row.values["train/loss"] != row.values["train/loss"]  # NaN
-    assert not row.texts
-
-
-def test_a_line_with_a_number_that_is_too_large_is_left_out():
-    assert row_of(line(8, phase="callback", huge=10**400).encode(), 0.0) is None
-
-
-def test_a_line_of_a_callback_has_texts_and_images():
     row = row_of(line(8, phase="callback", said="a\ud800", x={"image": "images/x.png"}, y={}).encode(), 0.0)
     assert row is not None
     assert list(row.values) == ["callback/loss", "samples", "epoch"]
     assert (row.texts, row.images) == ({"callback/said": "a?"}, {"callback/x": "images/x.png"})
+    assert row_of(line(8, phase="callback", huge=10**400).encode(), 0.0) is None
 
 
 def test_a_resumed_run_is_one_run_whose_lines_are_sent_once(run_dir, tracker):
@@ -222,24 +216,9 @@ def wait_for(condition) -> None:
         time.sleep(0.01)
 
 
-def test_a_tracker_that_hangs_costs_nothing_but_some_seconds_at_the_end(job, run_dir, tracker, monkeypatch):
-    tracker.waits_for.clear()
-    monkeypatch.setattr(sending, "LAST_SECONDS", 0.5)
-    tracking, notes = job()
-    write(run_dir, 1, 2)
-    begun = time.perf_counter()
-    for step in range(1000):
-        tracking.on_window(step_info(step + 1), MEANS)
-    tracking.on_end(summary())
-    tracking.close()
-    assert time.perf_counter() - begun < 20
-    assert notes == [
-        "MLflow: 2 lines of metrics.jsonl and how the run ended are not sent (after 0.5 s); to send the "
-        f"rest: python -m hvdtrain track {run_dir} --to mlflow"
-    ]
-
-
-def test_a_tracker_that_hangs_does_not_hold_up_another_one(job, run_dir, tracker, monkeypatch):
+def test_a_tracker_that_hangs_costs_some_seconds_at_the_end_and_does_not_hold_up_another_one(
+    job, run_dir, tracker, monkeypatch
+):
     tracker.waits_for.clear()
     other = FakeTracker()
     monkeypatch.setitem(sending.CLIENTS, "wandb", lambda note: other)
@@ -248,11 +227,18 @@ def test_a_tracker_that_hangs_does_not_hold_up_another_one(job, run_dir, tracker
     write(run_dir, 1)
     wait_for(lambda: other.rows)
     write(run_dir, 2)
+    begun = time.perf_counter()
+    for step in range(1000):
+        tracking.on_window(step_info(step + 1), MEANS)
     tracking.on_end(summary())
     tracking.close()
+    assert time.perf_counter() - begun < 20
     assert (other.rows, other.ends) == ([(1, 0.5), (2, 0.5)], ["completed"])
-    assert notes[0] == "Weights & Biases: this run is here"
-    assert notes[1].startswith("MLflow: 2 lines of metrics.jsonl and how the run ended are not sent")
+    assert notes == [
+        "Weights & Biases: this run is here",
+        "MLflow: 2 lines of metrics.jsonl and how the run ended are not sent (after 0.5 s); to send the "
+        f"rest: python -m hvdtrain track {run_dir} --to mlflow",
+    ]
 
 
 def test_an_error_of_the_user_is_noted_and_not_tried_again(job, run_dir, monkeypatch):
@@ -306,40 +292,18 @@ def test_an_error_is_shown_without_what_may_be_secret(address):
         assert text.endswith(" failed")
 
 
-class Workers:
-    """One worker."""
-
-    rank, size, host = 0, 1, "here"
-
-    def broadcast_object(self, value, root=0):
-        return json.loads(json.dumps(value)) if isinstance(value, str) else value
-
-
 def test_a_name_that_a_checkpoint_or_the_run_directory_has_stays(run_dir):
-    plain = Config(framework="torch")
+    plain, workers = Config(framework="torch"), FakeWorkers(0, ["here"], threading.Barrier(1), [b""])
     config = Config(framework="torch", track="mlflow", run_dir=str(run_dir))
-    assert agree_on_id(plain, Workers(), None, in_place=False) is None
-    assert agree_on_id(plain, Workers(), "of0checkpoint", in_place=False) == "of0checkpoint"
-    assert agree_on_id(config, Workers(), None, in_place=True) == ID
-    assert agree_on_id(config, Workers(), None, in_place=False) != ID
+    assert agree_on_id(plain, workers, None, in_place=False) is None
+    assert agree_on_id(plain, workers, "of0checkpoint", in_place=False) == "of0checkpoint"
+    assert agree_on_id(config, workers, None, in_place=True) == ID
+    assert agree_on_id(config, workers, None, in_place=False) != ID
 
 
-def test_a_run_of_the_tasks_own_stays_apart(run_dir, tmp_path, monkeypatch):
-    wandb = pytest.importorskip("wandb")
-    for name, value in (("WANDB_SILENT", "true"), ("WANDB_MODE", "offline")):
-        monkeypatch.setenv(name, value)
-    own = wandb.init(dir=tmp_path)
-    try:
-        tracker = WandbTracker(print)
-        tracker.open(read_tracked_run(run_dir))
-        assert wandb.run is own
-        tracker.end("completed", "")
-        own.log({"mine": 1.0})  # it has not ended
-    finally:
-        wandb.teardown()
-
-
-def test_wandb_has_texts_and_images_of_callbacks_and_none_that_is_no_image(run_dir, tmp_path, monkeypatch):
+def test_wandb_has_texts_and_images_of_callbacks_and_a_run_of_the_tasks_own_stays_apart(
+    run_dir, tmp_path, monkeypatch
+):
     wandb = pytest.importorskip("wandb")
     for name, value in (("WANDB_SILENT", "true"), ("WANDB_MODE", "offline")):
         monkeypatch.setenv(name, value)
@@ -351,11 +315,14 @@ def test_wandb_has_texts_and_images_of_callbacks_and_none_that_is_no_image(run_d
         (run_dir / f"images/step-00000006-{name}.png").write_bytes(png[:20])
         values[name] = {"image": f"images/step-00000006-{name}.png"}
     notes: list[str] = []
+    own = wandb.init(dir=tmp_path)
     try:
         tracker = WandbTracker(notes.append)
         tracker.open(read_tracked_run(run_dir))
+        assert wandb.run is own
         tracker.send([row_of(line(6, phase="callback", **values).encode(), 0.0)])
         tracker.end("completed", "")
+        own.log({"mine": 1.0})  # it has not ended
     finally:
         wandb.teardown()
     media = next((run_dir / "wandb").glob("offline-run-*/files/media"))
@@ -392,23 +359,10 @@ def test_an_image_is_a_file_of_the_run_directory_and_no_link(run_dir):
     assert stored_image(run_dir, place) == run_dir / place
 
 
-@pytest.fixture
-def command(run_dir, monkeypatch):
-    """Gives what sends the run as the command does."""
-    monkeypatch.setattr(track, "check_installed", lambda names: None)
-
-    def send(*names: str) -> list[str]:
-        said: list[str] = []
-        track.track_runs([run_dir], names, False, said.append)
-        return said
-
-    return send
-
-
 @pytest.mark.parametrize(
-    ("names", "text"),
-    [(("mlfow",), "--to: there is no tracker 'mlfow'"), (("tensorboard",), "TensorBoard reads the files")],
+    ("name", "text"),
+    [("mlfow", "--to: there is no tracker 'mlfow'"), ("tensorboard", "TensorBoard reads the files")],
 )
-def test_the_command_refuses_what_it_cannot_send(command, names, text):
+def test_the_command_refuses_what_it_cannot_send(run_dir, name, text):
     with pytest.raises(UsageError, match=text):
-        command(*names)
+        track.track_runs([run_dir], [name], False, print)
