@@ -8,6 +8,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -58,7 +59,7 @@ def bits(value):
     return kind, value
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(_VALUES)
 def test_a_value_arrives_as_it_was(value):
     assert bits(decode(encode(value))) == bits(value)
@@ -73,6 +74,7 @@ def test_a_value_arrives_as_it_was(value):
         *(np.float32(1.5), np.int64(-3), np.bool_(True), np.datetime64("2026-01-02", "ns")),
         *(np.zeros((0, 7), np.int8), np.array("x", "U3"), np.asfortranarray(np.arange(6.0).reshape(2, 3))),
         *(Path("/a/b"), Path("/a/\udcff"), {"tuple": [1]}, [{"bytes": 5}]),
+        np.array([1.5, -2.0], ml_dtypes.bfloat16),
     ],
     ids=lambda value: type(value).__name__,
 )
@@ -80,14 +82,7 @@ def test_a_value_at_an_edge_arrives_as_it_was(value):
     arrived = decode(encode(value))
     assert bits(arrived) == bits(value)
     assert type(arrived) is type(value)
-
-
-def test_arrays_of_bfloat16_travel():
-    ml_dtypes = pytest.importorskip("ml_dtypes")
-    array = np.array([1.5, -2.0], ml_dtypes.bfloat16)
-    arrived = decode(encode(array))
-    assert arrived.dtype == array.dtype
-    assert arrived.tobytes() == array.tobytes()
+    assert getattr(arrived, "dtype", None) == getattr(value, "dtype", None)
 
 
 MANIFEST = Manifest(
@@ -150,28 +145,23 @@ def test_what_does_not_travel_is_named(value, found):
     assert "lists, tuples, sets and dicts" in caught.value.remedy
 
 
-def nested(levels, around=lambda value: [value]):
+def nested(levels, around):
     value = around(0)
     for _ in range(levels):
         value = around(value)
     return value
 
 
-def in_dict(value):
-    return {"a": value}
-
-
-def test_what_is_nested_too_deep_or_in_itself_is_refused_by_the_sender():
-    assert decode(encode(nested(MAX_DEPTH))) == nested(MAX_DEPTH)
-    assert decode(encode(nested(MAX_DEPTH, in_dict))) == nested(MAX_DEPTH, in_dict)
+def test_what_is_nested_too_deep_or_in_itself_or_too_long_is_refused_by_the_sender(monkeypatch):
     endless = []
     endless.append(endless)
-    for value in (nested(MAX_DEPTH + 1), nested(MAX_DEPTH + 1, in_dict), endless):
+    too_deep = [endless]
+    for around in (lambda value: [value], lambda value: {"a": value}):
+        assert decode(encode(nested(MAX_DEPTH, around))) == nested(MAX_DEPTH, around)
+        too_deep.append(nested(MAX_DEPTH + 1, around))
+    for value in too_deep:
         with pytest.raises(ExchangeError, match="deeper than"):
             encode(value)
-
-
-def test_a_text_that_is_too_long_is_refused_by_the_sender(monkeypatch):
     monkeypatch.setattr(wire, "MAX_TEXT_BYTES", 100)
     with pytest.raises(ExchangeError, match="takes 102 bytes, of 100"):
         encode("x" * 100)
