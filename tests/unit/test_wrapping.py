@@ -18,13 +18,13 @@ Y = np.arange(SIZE)
 WORDS = [list(range(1, 1 + length)) for length in (3, 1, 5, 2, 4)]
 
 
-def class_of(package: str, name: str, **members: Any) -> Any:
+def class_of(package: str, name: str) -> Any:
     """Make an object of a class that another package could have."""
-    return type(name, (), {"__module__": f"{package}.inside", **members})()
+    return type(name, (), {"__module__": f"{package}.inside"})()
 
 
-def batch_of(source: Any, **options: Any) -> dict[str, np.ndarray]:
-    return fetch(as_dataset(source, **options), np.asarray([3, 0]))
+def batch_of(source: Any) -> dict[str, np.ndarray]:
+    return fetch(as_dataset(source), np.asarray([3, 0]))
 
 
 def frame(**columns: Any) -> Any:
@@ -61,19 +61,14 @@ def test_inputs_can_be_a_mapping(source):
 
 
 def test_a_data_set_can_nest_its_own_batches():
-    class Own:
-        def __len__(self) -> int:
-            return SIZE
-
-        def __getitem__(self, index: int) -> Any:
-            raise AssertionError("batch serves")
-
+    class Own(Samples):
         def batch(self, indices: np.ndarray) -> Any:
             return {"inputs": (A[indices], B[indices]), "targets": Y[indices]}
 
-    assert sorted(batch_of(Own())) == ["inputs/0", "inputs/1", "targets"]
+    own = Own(lambda index: pytest.fail("batch serves"))
+    assert sorted(batch_of(own)) == ["inputs/0", "inputs/1", "targets"]
     with pytest.raises(DataError, match=r"Own makes its batches itself: inputs, targets and collate"):
-        as_dataset(Own(), inputs="a")
+        as_dataset(own, inputs="a")
 
 
 def test_columns_of_a_frame_are_names_and_text_is_left_out():
@@ -89,20 +84,17 @@ def test_columns_of_a_frame_are_names_and_text_is_left_out():
 def test_a_column_that_mixes_numbers_with_others_is_named(column):
     made = frame(age=B[:, 0])
     made["mixed"] = np.asarray(column, object)
-    message = r"the column 'mixed' of a data frame mixes numbers .* type object\n.*frame\['mixed'\].astype"
-    with pytest.raises(DataError, match=message):
+    with pytest.raises(DataError, match=r"the column 'mixed' of a data frame mixes numbers .*object\n"):
         as_dataset(made)
 
 
-def hugging_face(columns: dict[str, list]) -> Any:
+def hugging_face(**columns: list) -> Any:
     pytest.importorskip("tqdm").tqdm.monitor_interval = 0  # no thread that stays
     return pytest.importorskip("datasets").Dataset.from_dict(columns)
 
 
 def test_columns_of_a_hugging_face_data_set_stay_and_text_is_left_out():
-    data = hugging_face(
-        {"text": list("abcde"), "input_ids": A.tolist(), "words": [["a"]] * SIZE, "label": Y.tolist()}
-    )
+    data = hugging_face(text=list("abcde"), input_ids=A.tolist(), words=[["a"]] * SIZE, label=Y.tolist())
     dataset = as_dataset(data)
     assert dataset.notes == ("the columns text, words are left out: not numbers",)
     assert signature(dataset, "data") == {"input_ids": "float32[2]", "label": "int64[]"}
@@ -113,10 +105,7 @@ def test_columns_of_a_hugging_face_data_set_stay_and_text_is_left_out():
 @pytest.mark.parametrize(
     ("source", "said"),
     [
-        (
-            class_of("torch", "DataLoader"),
-            r"found torch.inside.DataLoader\nGive its data set \(loader.dataset\)",
-        ),
+        (class_of("torch", "DataLoader"), r"found torch.inside.DataLoader\nGive its data set \(loader"),
         (class_of("datasets", "IterableDataset"), "without streaming=True"),
         (class_of("tensorflow", "DatasetV2"), r"It is a stream: wrap it.*\n?.*as_numpy_iterator\(\)"),
         (class_of("keras", "PyDataset"), "Its items are batches"),
@@ -138,7 +127,7 @@ PAD = {"ids": 0, "mask": 0}
     [
         lambda: COLUMNS,
         lambda: Samples(lambda i: {name: values[i] for name, values in COLUMNS.items()}),
-        lambda: hugging_face({**COLUMNS, "text": list("abcde")}),
+        lambda: hugging_face(**COLUMNS, text=list("abcde")),
         lambda: frame(**COLUMNS),
     ],
     ids=["mapping", "items", "hugging face", "frame"],
@@ -156,38 +145,25 @@ def test_pad_fills_up_to_the_next_power_of_two(source):
 
 
 @pytest.mark.parametrize(
-    ("columns", "samples", "said"),
+    ("samples", "said"),
     [
-        ({"ids": 0}, [{"ids": [1]}, {"mask": [1]}], "a sample has no column 'ids'"),
-        (
-            {"ids": 0},
-            [{"ids": [1], "x": [1]}, {"ids": [1], "x": [1, 2]}],
-            "Name it among the columns to pad: 'x'",
-        ),
-        ({"ids": 0}, [{"ids": 3}], "'ids' is one number for each sample"),
-        ({"ids": 0}, [{"ids": [[1]]}, {"ids": [[1, 2]]}], "Only the first axis is padded"),
+        ([{"ids": [1]}, {"mask": [1]}], "a sample has no column 'ids'"),
+        ([{"ids": [1], "x": [1]}, {"ids": [1], "x": [1, 2]}], "Name it among the columns to pad: 'x'"),
+        ([{"ids": 3}], "'ids' is one number for each sample"),
+        ([{"ids": [[1]]}, {"ids": [[1, 2]]}], "Only the first axis is padded"),
+        ([{"ids": [1, 2, 3]}], "a sample has length 3, and longest is 2\nTruncate"),
     ],
 )
-def test_what_cannot_be_padded_is_named(columns, samples, said):
+def test_what_cannot_be_padded_is_named(samples, said):
     with pytest.raises(DataError, match=said):
-        hvdtrain.pad(columns)(samples)
-
-
-def test_pad_refuses_what_is_longer_than_the_longest():
-    with pytest.raises(DataError, match=r"a sample has length 3, and longest is 2\nTruncate"):
-        hvdtrain.pad({"ids": 0}, longest=2)([{"ids": [1, 2, 3]}])
+        hvdtrain.pad({"ids": 0}, longest=2)(samples)
     with pytest.raises(DataError, match="must be 1 or more, found 0"):
         hvdtrain.pad({"ids": 0}, multiple=0)
 
 
 @pytest.mark.parametrize(
     ("given", "fill", "expected"),
-    [
-        (np.int32, 0, np.int32),
-        (np.bool_, 0, np.bool_),
-        (np.uint8, -100, np.int16),
-        (np.float32, -1, np.float32),
-    ],
+    [(np.int32, 0, np.int32), (np.bool_, 0, np.bool_), (np.uint8, -100, np.int16)],
 )
 def test_padding_keeps_the_type_if_it_can_hold_the_value(given, fill, expected):
     padded = hvdtrain.pad({"x": fill})([{"x": np.ones(2, given)}, {"x": np.ones(1, given)}])["x"]
@@ -208,11 +184,8 @@ def test_a_function_collates_nested_samples_and_pairs():
 
     dataset = as_dataset({"inputs": {"ids": WORDS}, "targets": Y}, collate=collate)
     batch = fetch(dataset, np.asarray([1, 2]))
-    assert {name: array.shape for name, array in batch.items()} == {
-        "inputs/ids": (2, 5),
-        "inputs/mask": (2, 5),
-        "targets": (2,),
-    }
+    shapes = {name: array.shape for name, array in batch.items()}
+    assert shapes == {"inputs/ids": (2, 5), "inputs/mask": (2, 5), "targets": (2,)}
     assert seen[-1][1] == {"inputs": {"ids": [1, 2, 3, 4, 5]}, "targets": 2}
     assert as_dataset(dataset) is dataset
 
