@@ -6,25 +6,6 @@ from support.store_jobs import Job, stored
 from hvdtrain.checkpoints import storage
 from hvdtrain.checkpoints.remote.stored_checkpoints import names_in
 from hvdtrain.errors import CheckpointError, ConfigError
-from hvdtrain.storage.urls import StoreError
-
-
-def test_what_was_not_uploaded_is_uploaded_by_the_next_job_of_this_host(store, tmp_path):
-    job = Job(store, tmp_path / "copy")
-    job.save(1)
-    job.round()
-    store.fail(lambda method, path: True)
-    job.save(2)
-    with pytest.raises(StoreError):
-        job.round()
-    store.heal()
-    job.killed()
-    again = Job(store, tmp_path / "copy", True, start=2)
-    assert again.uploader.newest == storage.name_of(2)
-    assert "step-00000002 is not in faulty://bucket/run yet" in again.notes[0]
-    again.end()
-    assert stored(store) == [1, 2]
-    assert store.objects()["metrics.jsonl"] == b'{"step": 1}\n{"step": 2}\n'
 
 
 def test_a_copy_of_a_run_that_another_host_continued_is_set_aside(store, tmp_path):
