@@ -105,11 +105,10 @@ def test_the_users_numbers_and_those_of_the_environment_count():
         "HOROVOD_ELASTIC_TIMEOUT": "8",
         "HVDTRAIN_HOST_SILENCE_SECONDS": "7",
     }
-    found = limits(environ=environ, least=1, most=3, start_timeout=5, reset_limit=0, cooldown=(1, 2))
-    assert found == Limits(
-        2, 1, 3, start_timeout=5, elastic_timeout=8, silence_seconds=7, reset_limit=0, cooldown_seconds=(1, 2)
-    )
-    assert limits(environ=environ).start_timeout == 9
+    assert limits(environ=environ) == Limits(2, 2, 2, start_timeout=9, elastic_timeout=8, silence_seconds=7)
+    given = {"start_timeout": 5, "elastic_timeout": 6, "reset_limit": 0}
+    found = limits(environ=environ, least=1, most=3, cooldown=(1, 2), **given)
+    assert found == Limits(2, 1, 3, silence_seconds=7, cooldown_seconds=(1, 2), **given)
     assert limits(environ={"HVDTRAIN_HOST_SILENCE_SECONDS": "0"}).silence_seconds > 1e5
 
 
