@@ -4,7 +4,6 @@ from collections.abc import Iterator
 
 import pytest
 from support.object_store import ObjectStore, object_store
-from support.stored_jobs import Bucket
 
 
 @pytest.fixture(scope="module")
@@ -14,9 +13,3 @@ def store() -> Iterator[ObjectStore]:
         pytest.importorskip(package)
     with object_store() as found:
         yield found
-
-
-@pytest.fixture(scope="module")
-def bucket(store) -> Bucket:
-    """Give its bucket as a plain client sees it."""
-    return Bucket(store)

@@ -6,8 +6,6 @@ from typing import Any, ClassVar
 import fsspec
 from fsspec.implementations.memory import MemoryFileSystem
 
-_WRITES = ("pipe_file", "put_file", "cp_file", "rm_file")
-
 
 class FaultyFileSystem(MemoryFileSystem):
     """Calls ``before`` with the method and the path before each request."""
@@ -17,14 +15,12 @@ class FaultyFileSystem(MemoryFileSystem):
     store: ClassVar[dict[str, Any]] = {}
     pseudo_dirs: ClassVar[list[str]] = [""]
     before: ClassVar[Callable[[str, str], None]] = staticmethod(lambda method, path: None)
-    requests: ClassVar[list[tuple[str, str]]] = []
 
     @classmethod
     def _strip_protocol(cls, path):
         return super()._strip_protocol(path.removeprefix("faulty://"))
 
     def _ask(self, method, path):
-        type(self).requests.append((method, path))
         type(self).before(method, path)
 
     def pipe_file(self, path, value, mode="overwrite", **kwargs):
@@ -68,7 +64,6 @@ class FaultyStore:
         self.heal()
         FaultyFileSystem.store.clear()
         FaultyFileSystem.pseudo_dirs[:] = [""]
-        FaultyFileSystem.requests.clear()
 
     def heal(self) -> None:
         FaultyFileSystem.before = staticmethod(lambda method, path: None)
@@ -81,9 +76,6 @@ class FaultyStore:
                 raise error or OSError("the store is down")
 
         FaultyFileSystem.before = staticmethod(before)
-
-    def requests(self) -> list[tuple[str, str]]:
-        return list(FaultyFileSystem.requests)
 
     def objects(self) -> dict[str, bytes]:
         """Return the objects of the folder by their names in it."""
@@ -99,7 +91,3 @@ class FaultyStore:
 
     def remove(self, name: str) -> None:
         FaultyFileSystem.store.pop(f"/bucket/run/{name}")
-
-
-def is_write(method: str) -> bool:
-    return method in _WRITES

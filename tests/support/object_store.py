@@ -45,7 +45,6 @@ class S3Server:
         self.endpoint = f"http://127.0.0.1:{self.port}"
 
     def stop(self) -> None:
-        """End it."""
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
@@ -66,18 +65,6 @@ class S3Server:
             config=Config(retries={"total_max_attempts": 3}, read_timeout=60),
         )
 
-    def objects(self, bucket: str, prefix: str = "") -> dict[str, bytes]:
-        """Return all objects of a bucket, by key."""
-        client = self.client()
-        pages = client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
-        keys = [found["Key"] for page in pages for found in page.get("Contents", [])]
-        objects = {}
-        for key in keys:
-            with suppress(client.exceptions.NoSuchKey):  # it was removed meanwhile
-                objects[key] = client.get_object(Bucket=bucket, Key=key)["Body"].read()
-        client.close()
-        return objects
-
 
 class FaultProxy:
     """Passes connections on to a server, with the faults that a test sets; all can be changed at any time.
@@ -86,14 +73,12 @@ class FaultProxy:
         cut_after_sent_bytes: how many bytes of requests a connection passes on before it is cut; None all.
         cut_after_answered_bytes: likewise of answers.
         cuts_left: how many connections are cut; None all of them.
-        failures_left: how many of the next requests are answered with ``failure_status`` and not passed on.
-        failure_status: such as 503.
+        failures_left: how many of the next requests are answered with 503 and not passed on.
         refused: writes whose path has these bytes in it are answered with 403, as a full bucket may do.
         delay_seconds: how long each piece of up to 64 KB waits, in both directions.
         is_down: whether connections are refused; those that are open are cut.
         is_frozen: whether nothing is passed on; connections stay open.
         cuts: how many connections were cut so far.
-        connections: how many were opened.
     """
 
     def __init__(self, port: int) -> None:
@@ -101,12 +86,10 @@ class FaultProxy:
         self.cut_after_answered_bytes: int | None = None
         self.cuts_left: int | None = None
         self.failures_left = 0
-        self.failure_status = 503
         self.refused = b""
         self.delay_seconds = 0.0
         self.is_frozen = False
         self.cuts = 0
-        self.connections = 0
         self._server_port = port
         self._is_down = False
         self._lock = threading.Lock()
@@ -143,7 +126,6 @@ class FaultProxy:
         self.cut_all()
 
     def cut_all(self) -> None:
-        """Cut the connections that are open."""
         with self._lock:
             sockets = list(self._open)
         for one in sockets:
@@ -170,7 +152,6 @@ class FaultProxy:
             except OSError:
                 self._ends.wait(_LOOK_SECONDS)  # it is down
                 continue
-            self.connections += 1
             self._start(self._serve, client)
 
     def _serve(self, client: socket.socket) -> None:
@@ -198,7 +179,7 @@ class FaultProxy:
         try:
             while piece := source.recv(_PIECE_BYTES):
                 if is_request and _is_start(piece) and self._takes_failure():
-                    _answer_failure(source, self.failure_status, b"ServiceUnavailable")
+                    _answer_failure(source, 503, b"ServiceUnavailable")
                     break
                 if is_request and self.refused and self.refused in _written_path(piece):
                     _answer_failure(source, 403, b"QuotaExceeded")
@@ -240,14 +221,7 @@ class FaultProxy:
 
 
 class ObjectStore:
-    """A server of S3 with a bucket, and a proxy before it.
-
-    Attributes:
-        server: the server.
-        proxy: the proxy, which clients with ``environ`` go through.
-        bucket: the bucket's name.
-        environ: the environment of clients.
-    """
+    """A server of S3 with a bucket, and a proxy before it, which clients with ``environ`` go through."""
 
     def __init__(self, server: S3Server, proxy: FaultProxy, bucket: str) -> None:
         self.server, self.proxy, self.bucket = server, proxy, bucket
@@ -259,7 +233,16 @@ class ObjectStore:
 
     def objects(self, prefix: str = "") -> dict[str, bytes]:
         """Return the bucket's objects by key, as they are now, past the proxy."""
-        return self.server.objects(self.bucket, prefix)
+        client, objects = self.server.client(), {}
+        for page in client.get_paginator("list_objects_v2").paginate(Bucket=self.bucket, Prefix=prefix):
+            for key in (found["Key"] for found in page.get("Contents", [])):
+                with suppress(client.exceptions.NoSuchKey):  # it was removed meanwhile
+                    objects[key] = client.get_object(Bucket=self.bucket, Key=key)["Body"].read()
+        client.close()
+        return objects
+
+    def remove(self, key: str) -> None:
+        self.server.client().delete_object(Bucket=self.bucket, Key=key)
 
     def put(self, key: str, content: bytes) -> None:
         """Put an object into the bucket, past the proxy."""

@@ -7,7 +7,7 @@ import random
 import re
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from pathlib import Path
 
@@ -21,14 +21,14 @@ _TIMED_NOTE = re.compile(
     r"(\S+ ){1,6}(waited [\d.]+ s until|was not written within) |rank \d+ is (no longer )?slower than "
 )
 _HELD_AFTER_STEPS = 6  # from the step at which a test steps in: by then a line of seven steps is logged
-_NOT_REPEATED = (
+_NOT_REPEATED = {
     "seconds",
     "samples_per_second",
     "data_wait_fraction",
     "slowest_rank",
     "peak_memory_mib",
     "wait_fraction",
-)  # what a clock decides
+}  # fmt: skip - what a clock decides
 
 
 def command_for(workers: int, controller: str, task: str, *options: str) -> list[str]:
@@ -167,9 +167,12 @@ def resumed_from(run: Run) -> tuple[int, int]:
 
 def logged(run: Run) -> list[dict]:
     """Return all that a run has logged, but what depends on the clock."""
-    return [
-        {name: value for name, value in line.items() if name not in _NOT_REPEATED} for line in run.metrics
-    ]
+    return repeated(run.metrics)
+
+
+def repeated(lines: Iterable[dict]) -> list[dict]:
+    """Return the lines of a log, but what depends on the clock."""
+    return [{name: value for name, value in line.items() if name not in _NOT_REPEATED} for line in lines]
 
 
 def trained_steps(run: Run) -> list[int]:

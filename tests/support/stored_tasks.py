@@ -9,7 +9,7 @@ from support.stream_files import INPUTS, sample
 
 SIZE, EVAL_SIZE = 60, 20
 PARTS = [range(25), range(25, 40), range(40, SIZE)]
-PACE, STEP_SECONDS, DATA = "HVDTRAIN_TEST_PACE", "HVDTRAIN_TEST_STEP_SECONDS", "HVDTRAIN_TEST_DATA"
+PACE, DATA = "HVDTRAIN_TEST_PACE", "HVDTRAIN_TEST_DATA"
 PACE_FILE, REACHED_FILE = "pace", "reached"  # in the folder that PACE names
 _HELD_SECONDS = 300.0
 
@@ -62,14 +62,12 @@ class Parquet(Stored):
 
 
 class _Paced:
-    """Waits after each step for some seconds, and at the step that a file names while it does."""
+    """Waits at the step that a file names while it does."""
 
     def __init__(self):
-        self._seconds = float(os.environ.get(STEP_SECONDS, "0"))
         self._folder = Path(os.environ[PACE])
 
     def on_step(self, step, metrics):
-        time.sleep(self._seconds)
         until = time.monotonic() + _HELD_SECONDS
         while self._is_held(step.step) and time.monotonic() < until:
             time.sleep(0.01)
