@@ -67,10 +67,7 @@ def summary_at(store: ObjectStore, prefix: str) -> dict:
 
 def metrics_in(content: bytes) -> list[dict]:
     """Return the lines of a log, but what depends on the clock."""
-    lines = map(json.loads, content.splitlines())
-    return [
-        {name: value for name, value in line.items() if name not in resuming.NOT_REPEATED} for line in lines
-    ]
+    return resuming.repeated(map(json.loads, content.splitlines()))
 
 
 def command_for(
