@@ -2,11 +2,8 @@
 
 import math
 import time
-from collections import deque
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from hvdtrain.backends.base import PendingMetrics
 from hvdtrain.backends.step_metrics import StepMetrics
 from hvdtrain.early_stopping import BAD_SAMPLES
 from hvdtrain.workers.stragglers import BusyTimes
@@ -37,30 +34,6 @@ class StepInfo:
     learning_rate: float
     clock_seconds: float
     steps: int = 1
-
-
-class DelayedMetrics:
-    """Reads each step's metrics when the next step has been launched.
-
-    So the host prepares a step while the device is busy with the one before, and never waits for
-    a number that it does not need yet.
-    """
-
-    def __init__(self) -> None:
-        self._waiting = deque[tuple[StepInfo, PendingMetrics]]()
-
-    def push(self, step: StepInfo, pending: PendingMetrics) -> Iterator[tuple[StepInfo, StepMetrics]]:
-        """Take the metrics of a new step and return an iterator of those before it that nobody took."""
-        self._waiting.append((step, pending))
-        return self.read(leave=1)
-
-    def read(self, leave: int = 0) -> Iterator[tuple[StepInfo, StepMetrics]]:
-        """Return an iterator of the metrics that are still waiting, but for so many."""
-        while len(self._waiting) > leave:
-            step, pending = self._waiting[0]
-            metrics = pending.read()
-            self._waiting.popleft()
-            yield step, metrics
 
 
 @travels

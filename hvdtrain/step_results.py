@@ -2,7 +2,8 @@
 
 import math
 import time
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 
@@ -13,7 +14,7 @@ from hvdtrain.callbacks import ON_STEP, ON_WINDOW
 from hvdtrain.data.eval_sets import TRAINING_DATA
 from hvdtrain.data.numeric import describe_not_finite
 from hvdtrain.errors import NonFiniteLossError, PeerLostError, TaskError
-from hvdtrain.metrics import DelayedMetrics, StepInfo, Window
+from hvdtrain.metrics import StepInfo, Window
 from hvdtrain.session import Session
 from hvdtrain.storage.text import some
 from hvdtrain.training_plan import Progress, TrainingPlan
@@ -29,15 +30,19 @@ _CLEANER = "Remove such samples, or replace the values."
 class StepResults:
     """Takes each step's metrics when they arrive: checks them, adds them to the window, reports windows.
 
-    What it does with a step is in two parts. The first is this worker's own, and is done whole, once; the
-    second reports of the step what only all workers together know.
+    They are read when the next step has been launched: the host prepares a step while the device is busy with
+    the one before. What it does with a step is in two parts. The first is this worker's own, and is done
+    whole, once; the second reports of the step what only all workers together know.
     """
 
     def __init__(self, session: Session, plan: TrainingPlan) -> None:
         self._session = session
         self._plan = plan
-        self._delayed = DelayedMetrics()
-        self._local = None if session.config.sync_every is None else LocalResults(session, plan)
+        self._waiting = deque[tuple[StepInfo, PendingMetrics]]()
+        self._is_local = session.config.sync_every is not None
+        self._first_local: StepInfo | None = None  # the first of the local steps since the workers were last equal
+        self._diverged: StepInfo | None = None  # the first of them whose own loss is not finite
+        self._has_synchronized = False
         self._is_alone = False
         self._unused_are_reported = False
         self._small_weights_are_reported = False
@@ -49,36 +54,65 @@ class StepResults:
 
     def launched(self, step: StepInfo, pending: PendingMetrics) -> None:
         """Collective if a step has something to name. Take a new step, and add those before it."""
-        # The metrics of a local step are this worker's own: they are kept until the workers are equal.
         is_logged = self._plan.is_due(self._session.config.log_every, step)
         self.is_watched = is_logged and ON_WINDOW in self._session.services.watched
-        if self._local is None:
-            self.add(self._delayed.push(step, pending))
-            if self.is_watched or ON_STEP in self._session.services.watched:
-                self.read_all()
-        else:
-            self._local.launched(step, pending)
+        self._waiting.append((step, pending))
+        if self._is_local:  # its metrics are this worker's own: they are not added
+            self._first_local = self._first_local or step
+            self._take_own(leave=1)
+            return
+        self.add(self._read(leave=1))
+        if self.is_watched or ON_STEP in self._session.services.watched:
+            self.read_all()
 
     def synchronized(self, step: StepInfo) -> StepInfo:
         """Collective after local steps. Make the workers equal and return these steps as one, which is added.
 
         After any other step the workers are equal already: return it.
         """
-        if self._local is None:
+        if not self._is_local:
             return step
-        joined, metrics = self._local.synchronize(step)
+        self._take_own()
+        # a framework may compile it when it is done first
+        with ACTIVITY.during("averaging after step", step.step, is_long=not self._has_synchronized):
+            metrics = self._session.backend.synchronize().read()
+        self._has_synchronized = True
+        first, self._first_local = self._first_local or step, None
+        joined = replace(
+            step,
+            samples_before=first.samples_before,
+            steps=step.step - first.step + 1,
+            clock_seconds=time.perf_counter(),
+        )
+        self._session.state.last_step = joined
         self.add([(joined, metrics)])
+        self._diverged = None
         return joined
 
     def read_all(self) -> None:
         """Collective if a step has something to name. Add the steps that were launched and not read."""
-        self.add(self._delayed.read())
+        if not self._is_local:
+            self.add(self._read())
 
     def read_alone(self) -> None:
         """Add the steps that are done and were not read, after a collective failed. Local: no collective."""
         # What only all workers together can report about them is left out.
         self._is_alone = True
         self.read_all()
+
+    def _read(self, leave: int = 0) -> Iterator[tuple[StepInfo, StepMetrics]]:
+        """Read the metrics that are still waiting, but for so many."""
+        while len(self._waiting) > leave:
+            step, pending = self._waiting[0]
+            metrics = pending.read()
+            self._waiting.popleft()
+            yield step, metrics
+
+    def _take_own(self, leave: int = 0) -> None:
+        """Keep the first local step whose loss is not finite."""
+        for step, metrics in self._read(leave):
+            if self._diverged is None and is_diverged(metrics):
+                self._diverged = step
 
     def add(self, steps: Iterable[tuple[StepInfo, StepMetrics]]) -> None:
         """Collective if a step has something to name. Add steps, in order."""
@@ -101,9 +135,7 @@ class StepResults:
         check_weights(f"step {step.step}", metrics)
         self._check_counted(step, metrics)
         if is_diverged(metrics):
-            if self._local is not None:
-                raise self._local.divergence(step, metrics)
-            raise divergence(session, self._plan, step, metrics, is_alone=self._is_alone)
+            raise self._divergence(step, metrics)
         if metrics.flags:
             session.wanted |= metrics.flags
         session.data.skipped.count += metrics.statistics.skipped_samples
@@ -115,6 +147,31 @@ class StepResults:
             session.deferred_error = error
         if self._plan.is_due(session.config.log_every, step):
             self._close_window(step)
+
+    def _divergence(self, step: StepInfo, metrics: StepMetrics) -> NonFiniteLossError:
+        """Collective, unless alone. Return the error of a loss that is not finite; such data are named.
+
+        Of local steps, the first step and the rank whose own loss is not finite are named, if one's is.
+        """
+        workers, own = self._session.backend.workers, self._diverged or step
+        is_first = self._diverged is not None
+        data = "" if self._is_local and not is_first else _not_finite_data(self._session, self._plan, own)
+        gathered = [(own.step, not is_first, not data, workers.rank, workers.host, own.learning_rate, data)]
+        if not self._is_alone:
+            with suppress(PeerLostError):  # the loss is what is reported
+                gathered = workers.allgather_object(gathered[0])
+        number, is_of_all, _, rank, host, rate, data = min(gathered)
+        loss = "nan" if metrics.overflow_exhausted else f"{metrics.sums['loss']}"
+        of, synchronized = "", ""
+        if not is_of_all:
+            of = f" on rank {rank} ({host})"
+            synchronized = f", before the workers synchronised at step {step.step}"
+        where = f": in the {TRAINING_DATA}, {data}" if data else ""
+        return NonFiniteLossError(
+            f"the loss is {loss} at step {number}{of}, with learning rate {rate:g}{synchronized}{where}",
+            _CLEANER if data else _CALMER,
+            everywhere=True,
+        )
 
     def _check_counted(self, step: StepInfo, metrics: StepMetrics) -> None:
         """Check that a sample counts in an epoch, or a shorter run: the weights of the loss are not all 0."""
@@ -203,94 +260,9 @@ def is_diverged(metrics: StepMetrics) -> bool:
     return metrics.overflow_exhausted or not math.isfinite(metrics.sums["loss"])
 
 
-def divergence(
-    session: Session, plan: TrainingPlan, step: StepInfo, metrics: StepMetrics, *, is_alone: bool
-) -> NonFiniteLossError:
-    """Collective, unless alone. Return the error of a loss that is not finite; such data are named."""
-    problem = f"the loss is {_loss(metrics)} at step {step.step}, with learning rate {step.learning_rate:g}"
-    gathered = [_not_finite_data(session, plan, step)]
-    if not is_alone:
-        with suppress(PeerLostError):  # the loss is what is reported
-            gathered = session.backend.workers.allgather_object(gathered[0])
-    found = next(filter(None, gathered), "")
-    where = f": in the {TRAINING_DATA}, {found}" if found else ""
-    return NonFiniteLossError(f"{problem}{where}", _CLEANER if found else _CALMER, everywhere=True)
-
-
-def _loss(metrics: StepMetrics) -> str:
-    return "nan" if metrics.overflow_exhausted else f"{metrics.sums['loss']}"
-
-
 def _not_finite_data(session: Session, plan: TrainingPlan, step: StepInfo) -> str:
     """Read this worker's samples of a step again; return the first that is not finite, as text."""
     with suppress(Exception):  # the loss is what is reported
         batch = session.data.batch_again(plan, Progress(step.step - 1, step.samples_before))
         return describe_not_finite(batch.arrays, batch.indices) if batch else ""
     return ""
-
-
-class LocalResults:
-    """The local steps since the workers were last equal, with this worker's own metrics."""
-
-    def __init__(self, session: Session, plan: TrainingPlan) -> None:
-        self._session = session
-        self._plan = plan
-        self._delayed = DelayedMetrics()
-        self._first: StepInfo | None = None
-        self._diverged: list[tuple[StepInfo, StepMetrics]] = []  # the first one, if any
-        self._diverged_before: list[tuple[StepInfo, StepMetrics]] = []  # of those that were synchronised last
-        self._has_synchronized = False
-
-    def launched(self, step: StepInfo, pending: PendingMetrics) -> None:
-        """Take a local step, and read the metrics of the one before. Local: no collective."""
-        # So the host is never more than a step ahead of the device, as in other jobs.
-        self._first = self._first or step
-        self._take(self._delayed.push(step, pending))
-
-    def synchronize(self, last: StepInfo) -> tuple[StepInfo, StepMetrics]:
-        """Collective. Make the workers equal; return the local steps as one, and their sums over all workers.
-
-        They are read at once: what a worker requests is done here, and not after as many steps again.
-        """
-        self._take(self._delayed.read())
-        # a framework may compile it when it is done first
-        with ACTIVITY.during("averaging after step", last.step, is_long=not self._has_synchronized):
-            metrics = self._session.backend.synchronize().read()
-        self._has_synchronized = True
-        first = self._first or last
-        step = replace(
-            last,
-            samples_before=first.samples_before,
-            steps=last.step - first.step + 1,
-            clock_seconds=time.perf_counter(),
-        )
-        self._session.state.last_step = step
-        self._first, self._diverged, self._diverged_before = None, [], self._diverged
-        return step, metrics
-
-    def divergence(self, step: StepInfo, metrics: StepMetrics) -> NonFiniteLossError:
-        """Collective. Return the error of a loss that is not finite in the steps synchronised last.
-
-        ``step`` is these steps as one, and ``metrics`` their sums over all workers.
-        """
-        session, plan, found = self._session, self._plan, None
-        for at, its in self._diverged_before:
-            found = at.step, _loss(its), at.learning_rate, _not_finite_data(session, plan, at)
-        workers = session.backend.workers
-        gathered = workers.allgather_object((workers.host, found))
-        bad = [(of[0], rank, host, of) for rank, (host, of) in enumerate(gathered) if of is not None]
-        if not bad:  # finite numbers whose sum is not
-            return divergence(session, plan, step, metrics, is_alone=False)
-        number, rank, host, (_, loss, rate, text) = min(bad, key=lambda one: one[:2])
-        where = f": in the {TRAINING_DATA}, {text}" if text else ""
-        return NonFiniteLossError(
-            f"the loss is {loss} at step {number} on rank {rank} ({host}), with learning rate {rate:g}, "
-            f"before the workers synchronised at step {step.step}{where}",
-            _CLEANER if text else _CALMER,
-            everywhere=True,
-        )
-
-    def _take(self, found: Iterable[tuple[StepInfo, StepMetrics]]) -> None:
-        """Keep the first step whose loss is not finite, of any number of them."""
-        if not self._diverged:
-            self._diverged = [pair for pair in found if is_diverged(pair[1])][:1]
