@@ -40,7 +40,9 @@ class StepResults:
         self._plan = plan
         self._waiting = deque[tuple[StepInfo, PendingMetrics]]()
         self._is_local = session.config.sync_every is not None
-        self._first_local: StepInfo | None = None  # the first of the local steps since the workers were last equal
+        self._first_local: StepInfo | None = (
+            None  # the first of the local steps since the workers were last equal
+        )
         self._diverged: StepInfo | None = None  # the first of them whose own loss is not finite
         self._has_synchronized = False
         self._is_alone = False

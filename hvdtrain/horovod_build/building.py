@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -21,7 +20,6 @@ from hvdtrain.horovod_build.cache import (
     VERSION,
     BuildCache,
     default_cache_folder,
-    exposure,
     fetch_source,
     unpack,
 )
@@ -79,32 +77,18 @@ def build_horovod(request: BuildRequest, echo: Echo) -> InstalledBuild:
     """
     echo(f"Horovod {VERSION}: looking at this environment.")
     try:
-        with _trusted_cache(echo) as cache:
-            plan = make_plan(request)
-            echo(f"For {plan.describe()}.")
-            for line in plan.left_out:
-                echo(line)
-            with _ended_by_sigterm(), cache.lock(lambda: echo("Waiting for another build.")):
-                return _build_locked(plan, request, cache, echo)
+        cache, plan = BuildCache(default_cache_folder()), make_plan(request)
+        echo(f"For {plan.describe()}.")
+        for line in plan.left_out:
+            echo(line)
+        with _ended_by_sigterm(), cache.lock(lambda: echo("Waiting for another build.")):
+            return _build_locked(plan, request, cache, echo)
     except OSError as error:
         raise HorovodBuildError(
             f"{error.filename or 'A file'}: {error.strerror or error}.",
             "A build takes 0.5 GiB in the folder for temporary files (TMPDIR), and 0.1 GiB in the cache "
             "(HVDTRAIN_CACHE).",
         ) from error
-
-
-@contextlib.contextmanager
-def _trusted_cache(echo: Echo) -> Iterator[BuildCache]:
-    """Give the cache, or an empty one for this build if somebody else can change its folder."""
-    folder = default_cache_folder()
-    if reason := exposure(folder, folder / "wheels"):
-        echo(f"The cache is not used: {reason}, who could replace what is installed from it.")
-        echo("Make it yours alone (chown, chmod go-w), or set HVDTRAIN_CACHE to a folder that is.")
-        folder = Path(tempfile.mkdtemp(prefix="hvdtrain-cache-"))
-    yield BuildCache(folder)
-    if reason:
-        shutil.rmtree(folder, ignore_errors=True)  # after a failure it is kept: the log is in it
 
 
 def _build_locked(plan: Plan, request: BuildRequest, cache: BuildCache, echo: Echo) -> InstalledBuild:

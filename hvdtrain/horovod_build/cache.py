@@ -9,8 +9,6 @@ import stat
 import sys
 import tarfile
 import tempfile
-import zipfile
-import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -24,38 +22,28 @@ SDIST_SHA256 = "92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0
 DOWNLOAD_LIMIT_SECONDS = 900
 
 
-def exposure(*folders: Path) -> str:
-    """Return why somebody other than this user and root could change folders; empty if nobody can."""
-    for folder in folders:
-        with contextlib.suppress(FileNotFoundError):
-            status = folder.stat()
-            if status.st_uid not in (0, os.geteuid()):
-                return f"{folder} belongs to user {status.st_uid}"
-            if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-                return f"{folder} can be written by others"
-    return ""
-
-
 def default_cache_folder() -> Path:
     """Return $HVDTRAIN_CACHE/horovod if that is set, else hvdtrain/horovod in the user's cache folder."""
     return cache_folder() / "horovod"
 
 
 class BuildCache:
-    """Built wheels by key, the source archive, and logs."""
+    """Built wheels by key, the source archive, and logs; no other user but root can change them."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         for place in (folder, folder / "wheels", folder / "source", folder / "logs"):
             place.mkdir(mode=0o755, parents=True, exist_ok=True)
+            status = place.stat()
+            if status.st_uid not in (0, os.geteuid()) or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+                raise HorovodBuildError(
+                    f"Others can write into the cache {place}, and could replace what is installed from it.",
+                    "Make it yours alone (chown, chmod go-w), or set HVDTRAIN_CACHE to a folder that is.",
+                )
 
     def wheel(self, key: str) -> Path | None:
-        """Return the wheel built for a key, or None if there is none that is whole."""
-        found = next((self.folder / "wheels" / key).glob("*.whl"), None)
-        try:
-            return found if found is None or zipfile.ZipFile(found).testzip() is None else None
-        except (OSError, zipfile.BadZipFile, zlib.error):
-            return None
+        """Return the wheel built for a key, or None if there is none."""
+        return next((self.folder / "wheels" / key).glob("*.whl"), None)
 
     def store(self, key: str, wheel: Path) -> Path:
         """Store a wheel whole, replacing one with the same key; return its path in the cache."""

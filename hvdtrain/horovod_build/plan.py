@@ -12,8 +12,9 @@ import sysconfig
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
-from hvdtrain.errors import ConfigError, HorovodBuildError
+from hvdtrain.errors import HorovodBuildError
 from hvdtrain.horovod_build.cache import SDIST_SHA256
 from hvdtrain.horovod_build.installed import (
     PIP_NAMES,
@@ -118,27 +119,16 @@ def _library_folders(compiler: Path) -> tuple[Path, ...]:
 # Increase this when `building` builds the same source in another way.
 RECIPE = 1
 
-_CHOICES = {
-    "frameworks": ("auto", "torch", "tf", "both"),
-    "mpi": ("auto", "require", "none"),
-    "gpu": ("none", "nccl"),
-}
-
 
 @dataclass(frozen=True)
 class BuildRequest:
     """What a user requests."""
 
-    frameworks: str = "auto"  # "auto" (all that are installed), "torch", "tf" or "both"
-    mpi: str = "auto"  # "auto" (use MPI if an MPI compiler is found), "require" or "none" (Gloo only)
-    gpu: str = "none"  # "none" or "nccl"
+    frameworks: Literal["auto", "torch", "tf", "both"] = "auto"  # auto: all that are installed
+    mpi: Literal["auto", "require", "none"] = "auto"  # auto: MPI if its compiler is found; none: Gloo only
+    gpu: Literal["none", "nccl"] = "none"
     jobs: int = 0  # number of concurrent compile jobs; 0 chooses by cores and memory
     force: bool = False  # build even if the cache or the environment has the build
-
-    def __post_init__(self) -> None:
-        for field, choices in _CHOICES.items():
-            if (value := getattr(self, field)) not in choices:
-                raise ConfigError(f"{field} is {value!r}; it must be one of {', '.join(choices)}.")
 
 
 @dataclass(frozen=True)
@@ -205,15 +195,8 @@ def make_plan(request: BuildRequest) -> Plan:
         raise HorovodBuildError("--mpi require: no MPI compiler (mpicxx) was found.", REMEDY)
     cuda = next(iter(frameworks.values())).cuda.partition(".")[0]
     gpu = find_gpu(cuda) if request.gpu == "nccl" else None
-    return Plan(
-        frameworks=frameworks,
-        mpi=mpi,
-        gpu=gpu,
-        toolchain=toolchain,
-        arch_flags=architecture_flags(),
-        rpath=_rpath(frameworks, mpi, gpu),
-        left_out=left_out,
-    )
+    rpath = _rpath(frameworks, mpi, gpu)
+    return Plan(frameworks, mpi, gpu, toolchain, architecture_flags(), rpath, left_out)
 
 
 def _choose_frameworks(request: BuildRequest) -> tuple[dict[str, InstalledFramework], tuple[str, ...]]:
@@ -224,10 +207,8 @@ def _choose_frameworks(request: BuildRequest) -> tuple[dict[str, InstalledFramew
     for name in (request.frameworks,) if request.frameworks in TITLES else ("torch", "tf"):
         found = installed_framework(name)
         if found is None:
-            faults[name] = (
-                f"Not installed in this environment: {TITLES[name]}.",
-                f"pip install {PIP_NAMES[name]}",
-            )
+            reason = f"Not installed in this environment: {TITLES[name]}."
+            faults[name] = reason, f"pip install {PIP_NAMES[name]}"
         elif any(fault := unsupported(found)):
             faults[name] = fault
         elif request.gpu == "nccl" and not found.cuda:
