@@ -64,19 +64,6 @@ class Whole(Linear):
         return all_samples
 
 
-class Torch(Whole):
-    """The same, of PyTorch."""
-
-    def source(self):
-        from torch.utils.data import IterableDataset
-
-        class Samples(IterableDataset):
-            def __iter__(self):
-                return all_samples()
-
-        return Samples()
-
-
 class TensorFlow(Whole):
     """The same, of TensorFlow."""
 
@@ -97,13 +84,6 @@ class HuggingFace(Linear):
         columns["targets"] = [sample(number)["targets"] for number in range(SIZE)]
         streamed = datasets.Dataset.from_dict(columns).to_iterable_dataset(num_shards=7)
         return hvdtrain.stream(streamed, length=SIZE)
-
-
-class Tars(Linear):
-    """Tars without an index, which are dealt."""
-
-    def train_data(self):
-        return hvdtrain.stream("part-*.tar", inputs="x.npy", targets="y.npy", length=SIZE)
 
 
 class Parquet(Linear):
