@@ -118,10 +118,6 @@ class Dropping(Fit):
         return keras.Model(inputs, keras.layers.Dense(OUTPUTS, name="4")(x))
 
 
-class Other(Fit):
-    """Another task with the same model."""
-
-
 class ReadSlowly(Digits):
     """The built-in digits; nothing in their model is random once it is built."""
 
