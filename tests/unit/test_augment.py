@@ -19,15 +19,14 @@ TRANSFORMS = {"crop": Crop(2), "flip": Flip(), "random-resized crop": RandomResi
 
 
 @pytest.mark.parametrize("name", TRANSFORMS)
-@pytest.mark.parametrize("kind", [np.uint8, np.float32])
-def test_a_sample_is_changed_alike_in_any_batch(name, kind):
-    transform, images = TRANSFORMS[name], IMAGES.astype(kind)
-    whole = transform(images, KEYS)
-    assert (whole.shape, whole.dtype) == (images.shape, kind)
-    assert (whole != images).any()
+def test_a_sample_is_changed_alike_in_any_batch(name):
+    transform = TRANSFORMS[name]
+    whole = transform(IMAGES, KEYS)
+    assert (whole.shape, whole.dtype) == (IMAGES.shape, np.uint8)
+    assert (whole != IMAGES).any()
     chosen = np.array([7, 300, 7, 12])
-    np.testing.assert_array_equal(transform(images[chosen], KEYS[chosen]), whole[chosen])
-    assert (transform(images, sample_keys(ALL, 0, 1)) != whole).any()
+    np.testing.assert_array_equal(transform(IMAGES[chosen], KEYS[chosen]), whole[chosen])
+    assert (transform(IMAGES, sample_keys(ALL, 0, 1)) != whole).any()
 
 
 def test_a_crop_is_a_part_of_the_padded_image_and_all_places_come_up():
@@ -82,16 +81,15 @@ def stream_of(data, workers: int, accumulate: int) -> dict[int, np.ndarray]:
     return found
 
 
-@pytest.mark.parametrize("form", ["npz", "folder"])
-def test_augmented_images_do_not_depend_on_who_reads_them(tmp_path, form):
+def test_augmented_images_do_not_depend_on_who_reads_them(tmp_path):
     data = Images(
-        path=write(form, tmp_path, IMAGES[:120], LABELS[:120]),
+        path=write("folder", tmp_path, IMAGES[:120], LABELS[:120]),
         augment=["random_resized_crop", "crop", "flip"],
         eval_fraction=0,
     ).train_data()
     one = stream_of(data, 1, 1)
     assert sorted(one) == list(range(240))
-    for workers, accumulate in ((2, 1), (3, 2), (7, 1)):
+    for workers, accumulate in ((3, 2), (7, 1)):
         other = stream_of(data, workers, accumulate)
         for place in one:
             np.testing.assert_array_equal(other[place], one[place])

@@ -6,37 +6,12 @@ import numpy as np
 import pytest
 from support.twins import KerasHolder, KerasSide, TorchHolder, TorchSide, assert_same, keras, torch
 
-from hvdtrain.backends.portable.initial_values import ema_as_weights, has_ema, share_of_new, without_ema
+from hvdtrain.backends.portable.initial_values import has_ema, without_ema
 from hvdtrain.backends.tensorflow.state import moving_state as keras_ema
 from hvdtrain.backends.torch.state import moving_state as torch_ema
 from hvdtrain.errors import TaskError
 
 X = np.zeros((1, 4, 3), np.float32)
-
-
-@pytest.mark.parametrize(
-    ("step", "decay", "expected"),
-    [(1, 0.999, 2 / 11), (10, 0.999, 11 / 20), (10, 0.5, 0.5), (100_000, 0.999, 0.999), (1, 0.1, 0.1)],
-)
-def test_the_decay_grows_to_its_value(step, decay, expected):
-    assert share_of_new(step, decay) == pytest.approx(1 - expected)
-
-
-STATE = {
-    "model/a/kernel": "w", "model/a/moving_mean": "m", "torch/model/b": "p",
-    "optimizer/momentum/a/kernel": "v", "model/ema/kernel": "e",
-    "ema/a/kernel": "average", "torch/ema/b": "private average",
-}  # fmt: skip
-
-
-def test_averages_take_the_weights_places_and_are_left_out():
-    assert ema_as_weights(STATE) == {
-        "model/a/kernel": "average", "model/a/moving_mean": "m", "torch/model/b": "private average",
-        "optimizer/momentum/a/kernel": "v", "model/ema/kernel": "e",
-    }  # fmt: skip
-    assert without_ema(STATE) == {name: STATE[name] for name in list(STATE)[:5]}
-    assert [has_ema(STATE), has_ema(without_ema(STATE))] == [True, False]
-    assert ema_as_weights(without_ema(STATE)) == without_ema(STATE)
 
 
 def torch_side(decay):
@@ -73,15 +48,6 @@ def side(request):
 
 def weights_of(state, prefix="model/"):
     return {name.removeprefix(prefix): a for name, a in state.items() if name.startswith(prefix)}
-
-
-def test_an_update_moves_each_average_by_the_share_of_the_step(side):
-    before, weights = weights_of(side.read(), "ema/"), weights_of(side.read())
-    side.state.ema.update(side.state.ema.share(3))
-    found = weights_of(side.read(), "ema/")
-    for name, value in before.items():
-        expected = 4 / 13 * value + 9 / 13 * weights[name]
-        np.testing.assert_allclose(found[name], expected, rtol=1e-5, atol=1e-6, err_msg=name)
 
 
 def test_the_model_has_the_averages_for_a_while_also_where_that_fails(side):

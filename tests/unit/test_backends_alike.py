@@ -91,31 +91,3 @@ def test_a_backend_adds_nothing_to_the_seam_and_says_of_a_method_that_it_is_coll
     assert FRAMEWORKS[framework] in {
         getattr(node, "name", None) for node in tree(f"{framework}/backend.py").body
     }
-
-
-STAGES = ["scale", "backward", "fill_in_unused", "reduce", "unscale_or_skip"]
-STAGES += ["normalize", "clip", "update", "ema"]
-
-
-@pytest.mark.parametrize("framework", FRAMEWORKS)
-def test_an_update_has_its_stages_in_their_order(framework):
-    own = methods(definitions(f"{framework}/steps/update.py")["Update"])
-    assert [name for name in own if name in STAGES] == STAGES
-
-
-def reducers(framework):
-    """Return the classes of the reducers, and their base, by name."""
-    found = dict(definitions("reduction/__init__.py"))
-    for file in ("reducer", "all_reduce", "low_rank"):
-        found |= definitions(f"{framework}/reduction/{file}.py")
-    return found
-
-
-@pytest.mark.parametrize("framework", FRAMEWORKS)
-def test_reducers_have_the_methods_of_their_protocol(framework):
-    found = reducers(framework)
-    for reducer in ("Reducer", "AllReduce", "Fp16", "BFloat16", "LowRank"):
-        for name, expected in methods(found["GradientReducer"]).items():
-            own = methods(found[reducer]).get(name, expected)
-            assert signature(own) == signature(expected)
-            assert is_collective(own) == is_collective(expected) == (name in ("finish", "state", "broadcast"))

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from hvdtrain.data.feed import Feed, Reader, Shard
-from hvdtrain.data.order import BatchPlan, SequentialOrder, ShuffledOrder
+from hvdtrain.data.order import BatchPlan, SequentialOrder
 from hvdtrain.data.readers import LocalFetch
 from hvdtrain.errors import BadSampleError, DataError
 
@@ -48,37 +48,6 @@ def test_the_next_readable_one_stands_in(data):
 def test_too_many_in_a_row_are_an_error_of_the_data_set(size):
     with pytest.raises(DataError, match=r"samples in a row cannot be read, from sample 3: photos/3\.png"):
         LocalFetch(Damaged(range(size), size), skip=True)(np.asarray([3]))
-
-
-def told(plan: BatchPlan, rank: int, replaces: bool) -> tuple[list, list, list, int]:
-    """Give what one worker reads: indices with weight, targets with weight, what it says, its count."""
-    data, said = InBatches(), []
-    order = ShuffledOrder(SIZE, 5) if replaces else SequentialOrder(SIZE)
-    share = Shard(plan, rank, 0, 0, SIZE)
-    with Feed(Reader(data, order, share, LocalFetch(data, skip=True), replaces), 1, said.append) as feed:
-        batches = list(feed)
-        count, _ = feed.take_notes()
-        assert feed.take_notes()[0] == 0
-    indices = [i for b in batches for i in b.indices[b.weights > 0].tolist()]
-    targets = [i for b in batches for i in b.arrays["targets"][b.weights > 0].tolist()]
-    return indices, targets, said, count
-
-
-@pytest.mark.parametrize("workers", [1, 2, 3])
-def test_in_training_every_place_keeps_its_weight_at_any_number_of_workers(workers):
-    parts = [told(BatchPlan(8, workers), rank, replaces=True) for rank in range(workers)]
-    expected = [i for i in range(SIZE) if i not in BAD] + [1, 1, 9, 9]
-    for which in (0, 1):
-        assert sorted(i for part in parts for i in part[which]) == sorted(expected)
-    assert sum(part[3] for part in parts) == len(BAD)
-    assert sorted(bad.index for part in parts for bad in part[2]) == sorted(BAD)
-
-
-@pytest.mark.parametrize("workers", [1, 2, 3])
-def test_in_evaluation_a_bad_sample_has_no_weight(workers):
-    parts = [told(BatchPlan(4 * workers, workers), rank, replaces=False) for rank in range(workers)]
-    assert sorted(i for part in parts for i in part[0]) == [i for i in range(SIZE) if i not in BAD]
-    assert sum(part[3] for part in parts) == len(BAD)
 
 
 def test_samples_of_batches_that_were_taken_ahead_do_not_count_yet():

@@ -3,14 +3,14 @@
 from types import SimpleNamespace
 
 import pytest
-from support.fakes import FakeBackend, FakeLocalBackend, make_loop_session, one_worker
+from support.fakes import FakeLocalBackend, make_loop_session, one_worker
 
 from hvdtrain.backends.step_metrics import StepMetrics, StepStatistics
 from hvdtrain.config import Config
 from hvdtrain.jobs.opening.start import JobSpec
 from hvdtrain.tools import blocks
 from hvdtrain.tools.bench import job
-from hvdtrain.tools.blocks import Recorder, bench_config, run_block, steps_of_block
+from hvdtrain.tools.blocks import Recorder, bench_config, run_block
 
 PAUSE = 0.02
 
@@ -31,14 +31,6 @@ def block(tmp_path, backend, steps, **fields):
     session = make_loop_session(tmp_path, backend, epochs=None, steps=10**6, **fields)
     session.services.report = Recorder()
     return session, run_block(session, session.services.report, steps)
-
-
-def test_each_step_is_timed_and_the_next_block_goes_on(tmp_path):
-    session, (seconds, _) = block(tmp_path, FakeBackend(one_worker()), 5)
-    assert len(seconds) == 5
-    done = session.state.progress.step
-    assert len(run_block(session, session.services.report, 3)[0]) == 3
-    assert session.state.progress.step > done
 
 
 @pytest.mark.parametrize("every", [2, 5])
@@ -87,11 +79,3 @@ def test_horovod_starts_without_its_timeline(monkeypatch):
         job.bench_job([], job.Request())
     assert seen[0].config.profile is None
     assert "profile is left out" in seen[0].notes[0]
-
-
-@pytest.mark.parametrize(
-    ("seconds", "step", "steps"),
-    [(2.0, 0.01, 200), (2.0, 0.5, 10), (2.0, 5.0, 3), (60.0, 5.0, 12), (2.0, 0.0, 1000)],
-)
-def test_a_block_has_fewer_steps_if_they_are_long(seconds, step, steps):
-    assert steps_of_block(seconds, step) == steps

@@ -15,19 +15,10 @@ def python(text: str) -> list[str]:
     return [sys.executable, "-c", text]
 
 
-def test_what_a_program_found_is_returned(tmp_path):
-    write = (
-        "import json, sys; given = json.load(open(sys.argv[-1])); json.dump(given, open(given['found'], 'w'))"
-    )
-    assert run_module("it", python(write), "module", {"a": 1}, tmp_path, 300)["a"] == 1
-
-
 @pytest.mark.parametrize(
     ("text", "limit", "said"),
     [
         ("print('why it failed'); raise SystemExit(3)", 300, "it ended with exit code 3"),
-        ("pass", 300, "it ended without a result"),
-        ("import os; os.kill(os.getpid(), 9)", 300, "it ended with exit code -9"),
         ("import time; time.sleep(60)", 0.5, "it did not end within 0 s and was ended"),
     ],
 )

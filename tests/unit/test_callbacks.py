@@ -5,15 +5,11 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from support.fakes import on_every_rank
 from support.watching import MEANS, METRICS, Watched, records, run_context, step_info, summary
 
 from hvdtrain.callbacks import HOOKS, Callback, find_callbacks
-from hvdtrain.config import Config
 from hvdtrain.errors import PeerLostError, TaskError, WorkerFailure
-from hvdtrain.jobs.run_directory.folder import open_run
 from hvdtrain.reporting.report import Report
-from hvdtrain.reporting.run_report import RunReport
 from hvdtrain.workers.activity import ACTIVITY, TRAINING
 
 RATES = {"learning_rate": 0.03125, "samples_per_second": 2000.0}
@@ -53,14 +49,11 @@ class Failing(Callback):
     def on_evaluation(self, step, metrics):
         self._call("on_evaluation")
 
-    def on_checkpoint(self, step, path):
-        self._call("on_checkpoint")
-
     def on_end(self, summary):
         self._call("on_end")
 
 
-def told_everything(report, end: bool = True) -> None:
+def told_everything(report) -> None:
     """Tell a report of a short run."""
     report.on_start(20, 4)
     report.on_step(step_info(5), METRICS)
@@ -68,8 +61,7 @@ def told_everything(report, end: bool = True) -> None:
     report.on_evaluation(step_info(5), MEANS, 2000.0)
     report.on_checkpoint(5, Path("step-00000005"))
     report.on_workers_changed(0, 3)
-    if end:
-        report.on_end(summary())
+    report.on_end(summary())
 
 
 @pytest.fixture
@@ -130,18 +122,6 @@ def test_a_callback_that_was_told_of_the_end_is_not_told_again_on_another_rank(t
     assert of_every_rank.hooks == of_rank_zero.hooks == built_in.hooks == ["on_start", "on_end"]
 
 
-def test_the_callbacks_after_one_whose_collective_failed_are_called(tmp_path):
-    failing, notebook = Failing("on_evaluation", PeerLostError("a worker was lost")), Notebook()
-    report = Report(run_context(tmp_path), [failing, notebook])
-    report.on_start(20, 4)
-    with pytest.raises(PeerLostError):
-        report.on_evaluation(step_info(5), MEANS, 2000.0)
-    assert notebook.hooks == ["on_start", "on_evaluation"]
-    failing.hook = ""
-    report.on_evaluation(step_info(6), MEANS, 2000.0)
-    assert failing.called == ["on_start", "on_evaluation", "on_evaluation"]
-
-
 def test_an_on_start_whose_collective_failed_is_called_again_and_no_other(tmp_path):
     first, failing, last = Notebook(), Failing("on_start", PeerLostError("a worker was lost")), Notebook()
     report = Report(run_context(tmp_path), [first, failing, last])
@@ -162,20 +142,13 @@ def test_a_callback_cannot_replace_what_each_line_says_of_its_step(watched, tmp_
     assert records(tmp_path) == []
 
 
-@pytest.mark.parametrize("hook", ["on_start", "on_evaluation", "on_checkpoint", "on_end"])
-def test_an_exception_ends_the_job_with_the_names_of_callback_and_hook(watched, hook):
-    with pytest.raises(WorkerFailure) as raised:
-        told_everything(watched(Failing(hook)).report)
-    assert raised.value.problem.startswith(f"callback Failing failed in {hook}: {__file__}, line ")
-    assert raised.value.problem.endswith(": ValueError: boom")
-    assert isinstance(raised.value.__cause__, ValueError)
-
-
-def test_a_callback_that_failed_is_told_of_the_end(watched):
+def test_a_callback_that_fails_ends_the_job_with_its_name_and_is_told_of_the_end(watched):
     failing, notebook = Failing("on_evaluation"), Notebook()
     report = watched(failing, notebook).report
-    with pytest.raises(WorkerFailure):
+    with pytest.raises(WorkerFailure) as raised:
         told_everything(report)
+    assert raised.value.problem.startswith(f"callback Failing failed in on_evaluation: {__file__}, line ")
+    assert isinstance(raised.value.__cause__, ValueError)
     report.on_end(summary(status="failed"))
     assert failing.called == ["on_start", "on_evaluation", "on_end"]
     assert notebook.hooks == ["on_start", "on_step", "on_window", "on_end"]
@@ -184,27 +157,6 @@ def test_a_callback_that_failed_is_told_of_the_end(watched):
 def test_a_callback_whose_errors_should_not_end_the_job_is_refused():
     with pytest.raises(TaskError, match="errors_end_job, which has left"):
         find_callbacks(object(), "my.py:Task", [SimpleNamespace(on_step=print, errors_end_job=False)])
-
-
-@pytest.mark.parametrize("every_rank", [False, True])
-def test_other_ranks_call_those_that_ask_for_it(tmp_path, monkeypatch, every_rank):
-    monkeypatch.chdir(tmp_path)
-    callbacks = [Notebook() for _ in range(3)]
-
-    def train(workers):
-        callback = callbacks[workers.rank]
-        callback.every_rank = every_rank
-        config = Config(framework="torch", epochs=1, run_dir="run")
-        report, _ = open_run(config, workers, callbacks=[callback])
-        report.on_start(3, 0)
-        report.close()
-        return report
-
-    reports = on_every_rank(["here"] * 3, train)
-    assert [type(report) for report in reports] == [RunReport, Report, Report]
-    contexts = [callback.calls[0][1] for callback in callbacks if callback.calls]
-    assert [context.rank for context in contexts] == ([0, 1, 2] if every_rank else [0])
-    assert {(context.workers, context.run_dir) for context in contexts} == {(3, Path("run"))}
 
 
 def test_a_task_gives_callbacks_as_an_attribute_or_a_method():

@@ -29,16 +29,7 @@ def test_an_array_is_read_as_it_was_written(tmp_path, kind, shape):
 
 @pytest.mark.parametrize(
     "view",
-    [
-        lambda a: a.T,
-        lambda a: a[:, ::2],
-        lambda a: a[::-1],
-        np.asfortranarray,
-        lambda a: np.broadcast_to(a[0, 1], (2, 3)),
-        lambda a: np.moveaxis(a.reshape(2, 3, 2), 0, 2),
-        lambda a: a[0, 1],
-    ],
-    ids=["transposed", "strided", "reversed", "column order", "broadcast", "moved axes", "scalar"],
+    [lambda a: a.T, lambda a: a[::-1, ::2], lambda a: np.broadcast_to(a[0, 1], (2, 3)), lambda a: a[0, 1]],
 )
 def test_an_array_is_written_by_its_values_however_it_lies_in_memory(tmp_path, view):
     array = view(np.arange(12, dtype=np.float32).reshape(3, 4))

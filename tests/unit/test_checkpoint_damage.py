@@ -41,48 +41,20 @@ def test_no_edit_verifies(tmp_path_factory, data):
         damage_of(path)
 
 
-@pytest.mark.parametrize("file", FILES)
-def test_a_missing_file_is_damage(tmp_path, file):
-    path = saved(tmp_path)
-    (path / file).unlink()
-    assert damage_of(path) == f"{file} is missing"
-
-
-def rewrite_manifest(path: Path, **changes: object) -> None:
-    """Change a manifest and give it the checksum that belongs to it; None takes a field out."""
-    values = json.loads((path / "trainer.json").read_text()) | changes
-    values = {name: value for name, value in values.items() if value is not None and name != "sha256"}
-    values["sha256"] = manifest.checksum(values)
-    (path / "trainer.json").write_bytes(manifest.canonical_json(values))
-
-
-def spoil_half_written(path: Path) -> None:
-    (path / "trainer.json").unlink()
-    (path / "optimizer.safetensors").unlink()
-    content = (path / "model.safetensors").read_bytes()
-    (path / "model.safetensors").write_bytes(content[: len(content) // 2])
-
-
 def spoil_byte(path: Path) -> None:
     content = bytearray((path / "model.safetensors").read_bytes())
     content[-1] ^= 1
     (path / "model.safetensors").write_bytes(content)
 
 
-SPOILS = [
-    (spoil_half_written, "trainer.json is missing"),
-    (spoil_byte, "the content of model.safetensors has changed"),
-]
-
-
-@pytest.mark.parametrize(("spoil", "said"), SPOILS)
-def test_a_damaged_newest_one_is_named_and_set_aside_whole_for_the_one_before(tmp_path, spoil, said):
+def test_a_damaged_newest_one_is_named_and_set_aside_whole_for_the_one_before(tmp_path):
     good, newest = saved(tmp_path, 100), saved(tmp_path, 120)
-    spoil(newest)
+    spoil_byte(newest)
     before = contents(tmp_path)
     found, notes = verification.newest_good(tmp_path)
     assert found.path == good
-    assert notes == [f"checkpoint {newest} is damaged: {said}; set aside as set-aside-step-00000120"]
+    said = "the content of model.safetensors has changed; set aside as set-aside-step-00000120"
+    assert notes == [f"checkpoint {newest} is damaged: {said}"]
     assert contents(tmp_path) == {
         name.replace("step-00000120", "set-aside-step-00000120"): content for name, content in before.items()
     }
@@ -92,16 +64,6 @@ def test_an_older_damaged_one_is_left_alone(tmp_path):
     spoil_byte(saved(tmp_path, 100))
     saved(tmp_path, 120)
     assert verification.newest_good(tmp_path)[1] == []
-    assert names(tmp_path) == ["step-00000100", "step-00000120"]
-
-
-def test_where_all_are_damaged_nothing_is_set_aside_and_nothing_begins(tmp_path):
-    for step in (100, 120):
-        spoil_byte(saved(tmp_path, step))
-    for _ in range(2):
-        with pytest.raises(CheckpointError, match=r"verifies: step-00000120: .*; step-00000100: ") as caught:
-            verification.newest_good(tmp_path)
-    assert f"Remove {tmp_path} to train from the beginning" in caught.value.remedy
     assert names(tmp_path) == ["step-00000100", "step-00000120"]
 
 
@@ -132,7 +94,10 @@ def test_what_cannot_be_read_is_the_environments_fault_and_stays(tmp_path, monke
 
 def test_another_format_is_refused_and_stays(tmp_path):
     path = saved(tmp_path)
-    rewrite_manifest(path, format=2)
+    values = json.loads((path / "trainer.json").read_text()) | {"format": 2}
+    del values["sha256"]
+    values["sha256"] = manifest.checksum(values)
+    (path / "trainer.json").write_bytes(manifest.canonical_json(values))
     said = rf"checkpoint {path} has format 2; this version of hvdtrain reads 1\nUse the version that wrote it"
     for find in (verification.newest_good, verification.locate):
         with pytest.raises(EnvironmentFault, match=said):
@@ -159,9 +124,6 @@ def test_a_run_gives_its_newest_good_one_and_sets_nothing_aside(tmp_path):
     assert names(tmp_path / "checkpoints") == ["step-00000100", "step-00000120"]
 
 
-@pytest.mark.parametrize("make", ["folder", "file"])
-def test_what_holds_no_checkpoint_is_named_with_what_would(tmp_path, make):
-    path = tmp_path / "x"
-    path.mkdir() if make == "folder" else path.write_text("x")
-    with pytest.raises(CheckpointError, match=f"no checkpoint in {path}\nGive a run directory"):
-        verification.locate(path)
+def test_what_holds_no_checkpoint_is_named_with_what_would(tmp_path):
+    with pytest.raises(CheckpointError, match=f"no checkpoint in {tmp_path}\nGive a run directory"):
+        verification.locate(tmp_path)

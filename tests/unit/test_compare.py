@@ -85,25 +85,19 @@ def test_a_run_without_a_summary_is_shown_as_far_as_its_log_goes(make, shown):
     assert lines[-1] == "  going  steps 9"
 
 
-@pytest.mark.parametrize("text", ["{", "[]", "[" * 5000])
-def test_a_summary_that_is_none_is_named_and_fails_no_other(make, shown, text):
-    bad = make("bad", SUMMARY)
-    (bad / "summary.json").write_text(text)
-    lines = shown(make("one", SUMMARY), bad)
-    assert lines[2].split()[:3] == ["one", "0.9800", "0.1000"]
-    assert lines[3].split() == ["bad", "unknown"]
-    assert lines[-1].startswith("note: bad: cannot read summary.json: ")
-
-
-def evaluation(step: int, **metrics: float) -> str:
-    record = {"phase": "eval", "step": step, "epoch": step / 10, **metrics, "learning_rate": 0.1}
-    return json.dumps(record) + "\n"
-
-
 def test_the_config_says_which_end_of_a_metric_is_better(make, shown):
-    log = evaluation(5, score=1.0) + evaluation(9, score=2.0)
+    given = {"phase": "eval", "epoch": 1.0, "learning_rate": 0.1}
+    log = "".join(json.dumps({**given, "step": 5 * score, "score": float(score)}) + "\n" for score in (1, 2))
     run = make("one", None, "keep_best: score:min\n", log)
     assert shown(run)[2].split()[:3] == ["one", "2.0000", "1.0000"]
+
+
+def test_a_summary_that_is_none_is_named_and_fails_no_other(make, shown):
+    bad = make("bad", SUMMARY)
+    (bad / "summary.json").write_text("[" * 5000)
+    lines = shown(make("one", SUMMARY), bad)
+    assert [line.split()[0] for line in lines[2:4]] == ["one", "bad"]
+    assert lines[-1].startswith("note: bad: cannot read summary.json: ")
 
 
 def test_a_folder_stands_for_the_runs_in_it(make, shown, tmp_path):
@@ -112,7 +106,6 @@ def test_a_folder_stands_for_the_runs_in_it(make, shown, tmp_path):
     (tmp_path / "runs" / "empty").mkdir()
     lines = shown(tmp_path / "runs", tmp_path / "runs" / "b")
     assert [line.split()[0] for line in lines[2:4]] == ["a", "b"]
-    assert not any("left out" in line for line in lines)
 
 
 def sorted_names(capsys, sort: str, *folders: Path) -> list[str]:

@@ -139,14 +139,9 @@ def test_one_feature_alone_is_not_refused(monkeypatch, name):
 @pytest.mark.parametrize(
     "fields",
     [
-        {"lr_schedule": "step", "lr_step_epochs": [1]},
         {"lr_schedule": "inverse_sqrt", "warmup_steps": 9},
         {"lr_schedule": "task", "task": {"learning_rate_factor": "a method"}},
-        {"init_only": ["*"], "init": "runs/x"},
-        {"outer_optimizer": "nesterov", "sync_every": 4},
         {"lr_schedule": "one_cycle", "warmup_epochs": 1.5, "warmup_steps": 0},
-        {"shard": "gradients", "compression": "fp16"},
-        {"compile": True, "sync_batch_norm": True},
         {"is_elastic": True, "compression": "fp16", "most": 256},
         {"shard": "optimizer", "task": {"tf_optimizer": "a method"}},
     ],

@@ -1,6 +1,5 @@
 """Reducers that compress gradients, in one process: memory layouts, shapes, names."""
 
-import time
 from types import SimpleNamespace
 
 import horovod.torch
@@ -11,11 +10,9 @@ import torch
 from support.faked_horovod import FakedHorovod
 
 from hvdtrain.backends.reduction import reducer_class
-from hvdtrain.backends.tensorflow import step_clock as tensorflow_step_clock
 from hvdtrain.backends.tensorflow.reduction import all_reduce as tensorflow_all_reduce
 from hvdtrain.backends.tensorflow.reduction import low_rank as tensorflow_low_rank
 from hvdtrain.backends.tensorflow.state.model_state import Field as TensorFlowField
-from hvdtrain.backends.tensorflow.traced_workers import TracedWorkers
 from hvdtrain.backends.torch.reduction import low_rank as torch_low_rank
 from hvdtrain.backends.torch.state.layouts import Layout
 from hvdtrain.backends.torch.state.model_state import Field as TorchField
@@ -39,18 +36,6 @@ def tensorflow_low_rank_of(workers, shape):
     reducer = tensorflow_low_rank.LowRank(workers, [TensorFlowField("a", "a", variable, shape)], RANK, 0)
     reducer.attach({"a": variable})
     return reducer
-
-
-def test_a_gradient_comes_back_in_its_parameters_memory_layout():
-    """Fused optimizers go through the memory of both, whatever their strides."""
-    kernel = torch.nn.Parameter(torch.randn(24, 20, 3, 3).to(memory_format=torch.channels_last))
-    before = kernel.detach().clone()
-    reducer = torch_low_rank_of(kernel)
-    for gradient in (torch.randn_like(kernel), torch.randn(kernel.shape)):
-        (kernel.grad,), _ = reducer.finish([gradient])
-        assert kernel.grad.stride() == kernel.stride()
-    torch.optim.SGD([kernel], lr=0.5, fused=True).step()
-    torch.testing.assert_close(kernel.detach(), before - 0.5 * kernel.grad)
 
 
 def test_tensorflow_takes_gradients_of_unknown_shape():
@@ -105,38 +90,6 @@ def test_the_clock_leaves_matrices_out_of_the_reduction(in_warmup, monkeypatch):
         return reducer.clock.told
 
     assert horovod.run(work) == [told, told]
-
-
-def test_sums_that_take_long_are_not_this_workers_own_part(monkeypatch):
-    """In TensorFlow, where the notes are operations of a branch."""
-
-    def slow(message):
-        time.sleep(1)
-        return 2 * message
-
-    def allreduce(message, **_):
-        return tf.reshape(tf.numpy_function(slow, [message], message.dtype), message.shape)
-
-    monkeypatch.setattr(tensorflow_low_rank.hvd, "allreduce", allreduce)
-    workers = SimpleNamespace(rank=0, size=2, most=2, may_reduce=True, is_elastic=False)
-    clock = tensorflow_step_clock.StepClock(TracedWorkers(workers), True)
-    reducer = tensorflow_low_rank_of(TWO, (30, 40))
-    reducer.clock = clock
-
-    @tf.function(autograph=False)
-    def step(gradient):
-        clock.ready([gradient])
-        found, _ = reducer.finish([gradient])
-        clock.reduced(found)
-        return found
-
-    gradient = tf.ones((30, 40))
-    step(gradient)
-    clock.restart()
-    begun = time.time()
-    step(gradient)
-    assert 0 < clock.busy().busy_seconds < 0.9
-    assert begun + 2 <= clock.busy().begun_seconds <= time.time()
 
 
 @pytest.mark.parametrize("framework", ["torch", "tf"])

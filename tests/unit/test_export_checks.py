@@ -18,7 +18,6 @@ ONE = np.array([[1.0, -4.0], [0.0, 2.0]])
 @pytest.mark.parametrize(
     ("found", "difference"),
     [
-        ([ONE], 0.0),
         ([ONE + 0.5], 0.5),
         ([ONE[:1]], np.inf),
         ([ONE, ONE], np.inf),

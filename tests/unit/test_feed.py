@@ -7,7 +7,6 @@ from support.fakes import dataset
 from hvdtrain.data.datasets import ArrayDataset, ItemDataset, fetch
 from hvdtrain.data.feed import Feed, HostBatch, Reader, Shard
 from hvdtrain.data.order import BatchPlan, SequentialOrder, ShuffledOrder, sample_keys
-from hvdtrain.workers.user_errors import where_raised
 
 
 def one_by_one(size: int) -> ItemDataset:
@@ -39,38 +38,6 @@ def test_batches_equal_what_is_fetched_directly(make, plan, rank):
         direct = fetch(data, indices.reshape(-1))
         for name, array in batch.arrays.items():
             np.testing.assert_array_equal(array.reshape(direct[name].shape), direct[name])
-
-
-class Unreadable(Exception):
-    """An exception of a user's own, which no library could make again."""
-
-    def __init__(self, index: int, path: str) -> None:
-        super().__init__(f"sample {index} of {path}")
-
-
-class Failing:
-    """Samples of which one cannot be read."""
-
-    def __len__(self) -> int:
-        return 40
-
-    def __getitem__(self, index: int) -> dict:
-        if index == 13:
-            raise Unreadable(index, "photos")
-        return {"inputs": np.zeros(1, np.float32), "targets": index}
-
-
-def test_what_a_data_set_raises_surfaces_where_its_batch_is_taken():
-    share = Shard(BatchPlan(4, 1), 0, 0, 0, 40)
-    with (
-        pytest.raises(Unreadable) as caught,
-        Feed(Reader(Failing(), SequentialOrder(40), share), 2) as feed,
-    ):
-        list(feed)
-    line = Failing.__getitem__.__code__.co_firstlineno + 2
-    assert (
-        where_raised(caught.value) == f"{__file__}, line {line}: Unreadable: sample 13 of photos (sample 13)"
-    )
 
 
 class Augmented(ArrayDataset):

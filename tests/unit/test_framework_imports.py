@@ -48,27 +48,6 @@ def test_garbage_is_collected_afterwards_as_before(collects):
         gc.enable()
 
 
-@pytest.mark.parametrize(
-    ("program", "modules", "frozen"),
-    [
-        ("/lib/hvdtrain/__main__.py", 1, True),
-        ("/usr/bin/hvdtrain", 0, False),
-        ("script.py", 1, False),
-        ("", 1, False),
-    ],
-)
-def test_only_the_command_line_leaves_out_what_it_imported(program, modules, frozen, monkeypatch):
-    monkeypatch.setattr(sys, "argv", [program])
-    before = gc.get_freeze_count()  # Python's own start may have frozen objects
-    try:
-        with quick_imports([]):
-            for number in range(modules):
-                monkeypatch.setitem(sys.modules, f"module_of_this_test_{number}", sys)
-        assert (gc.get_freeze_count() > before) == frozen
-    finally:
-        gc.unfreeze()
-
-
 def test_keras_has_the_wrappers_that_are_postponed():
     """In a process of its own: here Keras may have been imported already."""
     script = """

@@ -79,11 +79,6 @@ def run_here(code: str, **pipes: object) -> subprocess.Popen:
     return subprocess.Popen(command, env={**environ, "COLUMNS": "80"}, text=True, **pipes)
 
 
-def test_without_a_launcher_lines_in_a_pipe_are_not_wrapped():
-    process = run_here("open_console().print('x' * 200, highlight=False)", stdout=subprocess.PIPE)
-    assert process.communicate(timeout=300)[0] == "x" * 200 + "\n"
-
-
 def test_a_reader_of_the_output_that_goes_away_does_not_end_the_job():
     code = "console = open_console()\nfor _ in range(3000): console.print('x' * 100)\nprint('y')"
     process = run_here(code, stdout=subprocess.PIPE, stderr=subprocess.PIPE)

@@ -1,9 +1,6 @@
 """Files that a stranger made: neither waited for, nor followed to other files, nor allowed to fill memory."""
 
-import contextlib
 import os
-import resource
-import signal
 from pathlib import Path
 
 import pytest
@@ -13,31 +10,6 @@ from hvdtrain.errors import EnvironmentFault
 from hvdtrain.reporting.index_trace import IndexTrace
 from hvdtrain.reporting.records import cut_log
 from hvdtrain.storage.files import check_link
-
-SECONDS = 120
-SPARE_BYTES = 1 << 30
-
-
-@pytest.fixture(autouse=True)
-def bounded():
-    """A limit of time, which ends a wait for a pipe, and of memory."""
-
-    def give_up(*_: object) -> None:
-        raise TimeoutError("it waits for ever")
-
-    with contextlib.suppress(ImportError):
-        import pyarrow
-
-        pyarrow.set_memory_pool(pyarrow.system_memory_pool())  # the others reserve addresses in large steps
-    limits = resource.getrlimit(resource.RLIMIT_AS)
-    in_use = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    before = signal.signal(signal.SIGALRM, give_up)
-    signal.alarm(SECONDS)
-    resource.setrlimit(resource.RLIMIT_AS, (in_use + SPARE_BYTES, limits[1]))
-    yield
-    resource.setrlimit(resource.RLIMIT_AS, limits)
-    signal.alarm(0)
-    signal.signal(signal.SIGALRM, before)
 
 
 def test_a_log_that_is_a_link_is_not_cut(tmp_path):

@@ -76,7 +76,6 @@ def test_one_set_is_split_by_a_seed_without_overlap(tmp_path):
     [
         (Image.new("P", (8, 8), 0), (0, 0, 0)),
         (Image.new("RGBA", (8, 8), (10, 20, 30, 128)), (10, 20, 30)),
-        (Image.new("L", (8, 8), 77), (77, 77, 77)),
         (Image.new("1", (8, 8), 1), (255, 255, 255)),
     ],
 )

@@ -6,10 +6,7 @@ The contracts themselves (layers, rings, frameworks) are checked by `lint-import
 import ast
 import configparser
 import re
-from collections import defaultdict
 from collections.abc import Iterator
-from functools import cache
-from graphlib import TopologicalSorter
 from pathlib import Path
 
 from support.documents import ROOT
@@ -39,26 +36,18 @@ def module_name(path: Path) -> str:
 MODULES = {module_name(path): path for path in sorted(PACKAGE.rglob("*.py"))}
 
 
-@cache
-def imports(module: str, top_only: bool = False, types: bool = False) -> frozenset[str]:
-    """Return the full names that a module imports: in the whole file, or outside of its functions.
-
-    Imports for type checkers are left out, or counted too.
-    """
-    return frozenset(_imports(ast.parse(MODULES[module].read_text(encoding="utf-8")), top_only, types))
-
-
-def _imports(node: ast.AST, top_only: bool, types: bool) -> Iterator[str]:
+def _imports(node: ast.AST, top_only: bool) -> Iterator[str]:
+    """Return the full names that a file imports: in the whole file, or outside of its functions."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.Import):
             yield from (alias.name for alias in child.names)
         elif isinstance(child, ast.ImportFrom):
             assert child.level == 0, "imports are absolute"
             yield from (f"{child.module}.{alias.name}" for alias in child.names)
-        elif isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING" and not types:
+        elif isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING":
             continue
         elif not (top_only and isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)):
-            yield from _imports(child, top_only, types)
+            yield from _imports(child, top_only)
 
 
 def is_in(name: str, package: str) -> bool:
@@ -72,17 +61,8 @@ def owner_of(module: str) -> str | None:
 
 def frameworks(module: str, top_only: bool = False) -> set[str]:
     """Return what a module imports of frameworks and Horovod."""
-    return {name for name in imports(module, top_only) if name.partition(".")[0] in FRAMEWORKS}
-
-
-def internal(module: str, types: bool = False) -> set[str]:
-    """Return the modules of hvdtrain that a module imports."""
-    found = set()
-    for name in imports(module, types=types):
-        parts = name.split(".")
-        prefixes = (".".join(parts[:count]) for count in range(len(parts), 0, -1))
-        found.add(next((prefix for prefix in prefixes if prefix in MODULES), ""))
-    return found - {module, "", "hvdtrain"}  # the package itself imports none of its modules
+    tree = ast.parse(MODULES[module].read_text(encoding="utf-8"))
+    return {name for name in _imports(tree, top_only) if name.partition(".")[0] in FRAMEWORKS}
 
 
 def test_frameworks_are_imported_in_functions_outside_of_the_backends():
@@ -98,19 +78,6 @@ def test_each_imports_its_own_part_of_horovod():
         if (owner := owner_of(module))
     }
     assert {module: names for module, names in foreign.items() if names} == {}
-
-
-def test_no_folders_and_files_import_each_other_in_a_circle_types_included():
-    graphs = defaultdict(lambda: defaultdict(set))  # of the folders and files in each folder
-    for module in MODULES.keys() - {"hvdtrain"}:
-        for imported in internal(module, types=True):
-            one, other = module.split("."), imported.split(".")
-            pairs = enumerate(zip(one, other, strict=False))
-            shared = next((count for count, (a, b) in pairs if a != b), None)
-            if shared is not None:
-                graphs[".".join(one[:shared])][one[shared]].add(other[shared])
-    for graph in graphs.values():
-        TopologicalSorter(graph).prepare()
 
 
 def test_every_package_stands_in_a_layer():

@@ -4,8 +4,6 @@ import errno
 import json
 import os
 import signal
-from functools import cached_property
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -15,11 +13,9 @@ from support.states import equal, names
 
 from hvdtrain.checkpoints import storage, verification
 from hvdtrain.config import Layer
-from hvdtrain.errors import CheckpointError, ConfigError, Interrupted, SaveError, Stopped, WorkerFailure
+from hvdtrain.errors import CheckpointError, Interrupted, SaveError, Stopped, WorkerFailure
 from hvdtrain.horovod_build.installed import InstalledBuild
 from hvdtrain.jobs.opening import start as starting
-from hvdtrain.jobs.serving.checkpoint import Call
-from hvdtrain.jobs.serving.inference import evaluate_checkpoint
 from hvdtrain.jobs.train import run_job
 
 BUILD = InstalledBuild("0.28.1", "2.13.0", None, None, gloo=True, nccl=False)
@@ -154,14 +150,6 @@ def test_going_on_elsewhere_leaves_the_first_run_alone(train, tmp_path, whole):
     assert log + written(tmp_path / "second") == written(whole)
 
 
-def test_a_run_is_not_written_over_without_resume(train, tmp_path):
-    train()
-    log = written(tmp_path / "run")
-    with pytest.raises(ConfigError, match="run_dir: run already holds a run"):
-        train()
-    assert written(tmp_path / "run") == log
-
-
 @pytest.fixture
 def full_disk(monkeypatch):
     """A disk on which no checkpoint can be synced any more; gives a function that sets it free again."""
@@ -187,16 +175,13 @@ def test_training_goes_on_where_nothing_can_be_saved_and_the_end_says_so(train, 
     assert "5 checkpoints could not be written" in said
 
 
-@pytest.mark.parametrize("save_every", [1, None])
-def test_a_save_that_fails_ends_the_job_where_the_config_says_so(train, tmp_path, full_disk, save_every):
+def test_a_save_that_fails_ends_the_job_where_the_config_says_so(train, tmp_path, full_disk):
     with pytest.raises(SaveError) as caught:
-        train(save_every=save_every, on_save_error="stop")
+        train(save_every=1, on_save_error="stop")
     assert "No space left on device" in caught.value.problem
     assert caught.value.remedy.startswith("Newest good one: none.")
     assert caught.value.everywhere
-    assert (
-        summary(tmp_path / "run")["error"] == "a checkpoint could not be written, and on_save_error is stop"
-    )
+    assert "on_save_error is stop" in summary(tmp_path / "run")["error"]
 
 
 def test_a_run_whose_data_changed_is_resumed_on_request_alone(train, tmp_path, monkeypatch, capsys):
@@ -210,39 +195,3 @@ def test_a_run_whose_data_changed_is_resumed_on_request_alone(train, tmp_path, m
     assert train(resume="auto", on_changed_data="warn").steps == 6
     assert "note: the evaluation data changed since checkpoint run/checkpoints/" in capsys.readouterr().out
     assert train(resume="auto", epochs=3).steps == 9  # the newest checkpoint has the new data
-
-
-class Lazy(Small):
-    """Draws its split when data are opened for the first time."""
-
-    @cached_property
-    def order(self) -> np.ndarray:
-        return np.random.permutation(17)
-
-    def train_data(self) -> object:
-        return {"inputs": self.order[:10] * 1.0, "targets": self.order[:10]}
-
-    def eval_data(self) -> object:
-        return {"inputs": self.order[10:] * 1.0, "targets": self.order[10:]}
-
-
-class Unseeded(Lazy):
-    """Draws another one in each process."""
-
-    @cached_property
-    def order(self) -> np.ndarray:
-        return np.random.default_rng().permutation(17)
-
-
-def test_evaluation_has_the_split_that_training_drew(train, monkeypatch):
-    for task in (Lazy, Unseeded):
-        path = Path(task.__name__)
-        given = [Layer("options", {**FIELDS, "run_dir": str(path)})]
-        monkeypatch.setattr(starting, "load_backend", lambda *_: Learning())
-        expected = run_job(given, task).final
-        layers = [Layer("evaluate()", {"task": "small"})]
-        if task is Lazy:
-            assert evaluate_checkpoint(Call(path, layers, task)) == expected
-        else:
-            with pytest.raises(CheckpointError, match="the evaluation data changed since"):
-                evaluate_checkpoint(Call(path, layers, task))

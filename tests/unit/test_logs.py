@@ -81,11 +81,9 @@ def after_cut(path: Path, content: bytes, step: int, *redone: str) -> bytes:
         (lines(1, 2, 3), 3, lines(1, 2, 3)),
         (lines(1, 2, 3), 2, lines(1, 2)),
         (lines(1, 2) + b'{"phase": "tra', 3, lines(1, 2)),
-        (lines(1, 2) + b'{"phase": "train", "step": 3}', 3, lines(1, 2)),
         (lines(1) + b"\x00" * 5000 + b"\n" + lines(2), 2, lines(1, 2)),
         (lines(1) + b"[1]\n\n7\nnull\n" + lines(2), 2, lines(1, 2)),
         (line(10) + line(11) + line(10, "callback") + line(12), 10, line(10) + line(10, "callback")),
-        (b"", 1, b""),
     ],
 )
 def test_what_is_later_or_not_whole_goes(tmp_path, content, step, left):
