@@ -14,6 +14,7 @@ from hvdtrain.errors import EnvironmentFault, ExchangeError, HorovodBuildError, 
 from hvdtrain.horovod_build.installed import BUILD_COMMAND, installed_build
 from hvdtrain.host.launcher import check_launch_is_seen, host_name, stated_launch
 from hvdtrain.workers import wire
+from hvdtrain.workers.agreement import Workers
 from hvdtrain.workers.world import World
 
 _BINDINGS = ("horovod.torch.mpi_ops", "horovod.tensorflow.mpi_ops")
@@ -68,7 +69,7 @@ def group_of(workers: object) -> dict[str, Any]:
     return {} if process_set is None else {"process_set": process_set}
 
 
-class HorovodWorkers:
+class HorovodWorkers(Workers):
     """Workers over an initialised Horovod binding, whose bytes ``collectives`` moves.
 
     Objects travel as ``wire.py`` encodes them. Horovod's own functions for objects are not used: they
@@ -92,11 +93,6 @@ class HorovodWorkers:
             check_launch_is_seen(launch, self.size, self.rank, (build and build.mpi) or "")
         self.least = membership.least if membership else self.size
         self.most = membership.most if membership else self.size
-
-    @property
-    def may_reduce(self) -> bool:
-        """Whether this worker may ever have others: whether collectives are compiled into steps."""
-        return self.is_elastic or self.size > 1
 
     def restart(self, world: World) -> None:
         """Collective. Enter a world of an elastic job: take rank and size anew."""
@@ -138,10 +134,6 @@ class HorovodWorkers:
         if self.size == 1:
             return [value]
         return self._exchange(GATHER, value)
-
-    def barrier(self) -> None:
-        """Collective. Wait until every worker is here."""
-        self.allgather_object(None)
 
     def have_failed(self) -> bool:
         """Collective among workers that fail. Return whether none of them has an operation under way.

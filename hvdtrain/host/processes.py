@@ -2,14 +2,14 @@
 
 import ctypes
 import os
-import selectors
 import signal
 import subprocess
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import psutil
 
@@ -30,7 +30,7 @@ def deadline(seconds: float, on_timeout: Callable[[], None]) -> Iterator[None]:
 HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
 SAME_START_SECONDS = 2.0  # two processes read the time of boot, of which a start time is made, differently
 _KILLED_SECONDS = 1.0  # a process that waits for a disk ends when that answers
-_LEFTOVER_SECONDS = 0.5  # for what processes still write that the command left behind
+_POLL_SECONDS = 0.05  # between two looks at how much a command has written
 _MOST_BYTES = 1 << 20
 _PR_SET_PDEATHSIG = 1
 
@@ -53,35 +53,24 @@ class Ended(NamedTuple):
 
 def run_limited(command: Sequence[str], seconds: float, environ: Mapping[str, str] | None = None) -> Ended:
     """Run a command without input. At its end, or at the limit, all of its process group are killed."""
-    until, ended_at = time.monotonic() + seconds, None
-    output, errors = bytearray(), bytearray()
-    with selectors.DefaultSelector() as selector:
-        process = start_group(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environ)
-        assert process.stdout is not None
-        assert process.stderr is not None
+    until = time.monotonic() + seconds
+    with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
+        process = start_group(command, stdout=output, stderr=errors, env=environ)
         try:
-            selector.register(process.stdout, selectors.EVENT_READ, output)
-            selector.register(process.stderr, selectors.EVENT_READ, errors)
-            while len(output) <= _MOST_BYTES and (selector.get_map() or ended_at is None):
-                for key, _ in selector.select(0.05 if selector.get_map() else 0.01):
-                    if data := os.read(key.fd, 1 << 16):
-                        key.data.extend(data)
-                        del errors[:-_MOST_BYTES]
-                    else:
-                        selector.unregister(key.fd)
-                now = time.monotonic()
-                if ended_at is None and process.poll() is not None:
-                    ended_at = now
-                if now > (until if ended_at is None else ended_at + _LEFTOVER_SECONDS):
-                    break
-            is_late = process.poll() is None and len(output) <= _MOST_BYTES
+            while (is_late := process.poll() is None) and time.monotonic() < until and not _is_full(output):
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(_POLL_SECONDS)
         finally:
             kill_group(process)
-            process.stdout.close()
-            process.stderr.close()
-    code = None if is_late else process.returncode
-    output_text, errors_text = output.decode(errors="replace"), errors.decode(errors="replace")
-    return Ended(code, output_text, errors_text, is_cut=len(output) > _MOST_BYTES)
+        is_cut = _is_full(output)
+        output.seek(0)
+        errors.seek(max(0, os.fstat(errors.fileno()).st_size - _MOST_BYTES))
+        said, of_errors = (file.read(_MOST_BYTES).decode(errors="replace") for file in (output, errors))
+    return Ended(None if is_late and not is_cut else process.returncode, said, of_errors, is_cut)
+
+
+def _is_full(output: IO[bytes]) -> bool:
+    return os.fstat(output.fileno()).st_size > _MOST_BYTES
 
 
 def start_group(command: Sequence[str], **options: Any) -> "subprocess.Popen[Any]":

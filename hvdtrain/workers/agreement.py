@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from hvdtrain.errors import AgreementError, HvdtrainError
 from hvdtrain.workers.activity import ACTIVITY
@@ -22,23 +22,23 @@ _ANSWER_SECONDS = 2.0  # far below every limit on the duration of a collective
 SAME_COMMAND = "Give every worker the same command, files and installation."
 
 
-class Workers(Protocol):
-    """The workers of a job, as one of them sees them."""
+class Workers:
+    """The workers of a job, as one of them sees them. Of this class itself, one that is alone."""
 
-    rank: int  # this worker, from 0
-    size: int  # number of workers
-    local_rank: int  # this worker among those of its host, from 0
-    local_size: int  # number of workers on this host
-    host: str  # this host's name
-    controller: str  # what coordinates the workers: "MPI", "Gloo" or "none" (one worker)
-    coordination: str  # the same as the plan says it: between hosts, MPI leaves large sums to Gloo
-    is_elastic: bool  # whether their number may change while the job runs; rank, size and local ranks then do
-    least: int  # with fewer workers an elastic job waits; the size of a job that is not elastic
-    most: int  # the most workers that the job may have; the size of a job that is not elastic
+    def __init__(self, host: str, local_rank: int = 0, local_size: int = 1) -> None:
+        self.host = host  # this host's name
+        self.rank, self.size = 0, 1  # this worker, from 0, and number of workers
+        self.local_rank, self.local_size = local_rank, local_size  # the same of this host
+        self.controller = "none"  # what coordinates the workers: "MPI", "Gloo" or "none" (one worker)
+        self.coordination = "none"  # as the plan says it: between hosts, MPI leaves large sums to Gloo
+        self.is_elastic = False  # whether their number, and with it rank and size, may change in the job
+        # with fewer workers an elastic job waits, and it has no more; the size of one that is not elastic
+        self.least = self.most = 1
 
     @property
     def may_reduce(self) -> bool:
         """Whether this worker may ever have others: whether collectives are compiled into steps."""
+        return self.is_elastic or self.size > 1
 
     def restart(self, world: "World") -> None:
         """Collective. Enter a world of an elastic job: take rank and size anew."""
@@ -48,15 +48,19 @@ class Workers(Protocol):
 
     def broadcast_object(self, value: Any, root: int = 0) -> Any:
         """Collective. Return the root's value, of types that travel (see wire.py), on every worker."""
+        return value
 
     def allgather_object(self, value: Any) -> list[Any]:
         """Collective. Return the values of all workers, in the order of ranks, on every worker."""
+        return [value]
 
     def barrier(self) -> None:
         """Collective. Wait until every worker is here."""
+        self.allgather_object(None)
 
     def have_failed(self) -> bool:
         """Collective among workers that fail. Return, when all have called it, whether all may continue."""
+        return True
 
 
 @dataclass(frozen=True)

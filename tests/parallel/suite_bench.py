@@ -9,7 +9,6 @@ from types import SimpleNamespace
 import pytest
 from support.suite import config, started_backend  # noqa: F401
 
-from hvdtrain.backends.reduction.local_steps import LoneWorker
 from hvdtrain.data.training_data import readers_for
 from hvdtrain.jobs.opening.setup import build_together, open_task_data
 from hvdtrain.jobs.opening.start import JobSpec
@@ -17,6 +16,7 @@ from hvdtrain.task import load_task_class
 from hvdtrain.tools.bench.measure import measure_steps, session_alone
 from hvdtrain.tools.blocks import Recorder, bench_config, run_block
 from hvdtrain.training_plan import TrainingPlan
+from hvdtrain.workers.agreement import Workers
 
 BATCH = 8
 OPTIONS = (
@@ -48,7 +48,9 @@ def test_steps_are_measured(started, options):
 def test_a_worker_alone_takes_the_same_steps(started, options):
     measured = job(**options)
     fields, task_data = bench_config(measured.config), replace(open_task_data(measured), eval_data=None)
-    second = SimpleNamespace(workers=LoneWorker("h1", 1, 2, 1, 2, "Gloo"), info=started.info)
+    of_job = Workers("h1", local_rank=1, local_size=2)
+    of_job.rank, of_job.size, of_job.controller = 1, 2, "Gloo"
+    second = SimpleNamespace(workers=of_job, info=started.info)
     plan = TrainingPlan.of(fields, 2, len(task_data.train_data))
     recorder = Recorder()
     with readers_for(fields, task_data.train_data, None) as readers:

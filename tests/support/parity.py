@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-from hvdtrain.backends.reduction.local_steps import LoneWorker
 from hvdtrain.backends.tensorflow.backend import TensorFlowBackend
 from hvdtrain.backends.torch.backend import TorchBackend
 from hvdtrain.config import Layer
@@ -11,6 +10,7 @@ from hvdtrain.jobs.opening.start import JobSpec, settle
 from hvdtrain.tools.parity.observation import Observation
 from hvdtrain.tools.parity.parity import layers_for, observe
 from hvdtrain.tools.parity.verdict import Result, judge
+from hvdtrain.workers.agreement import Workers
 from support.twins import keras, torch  # noqa: F401 - skips where a framework is missing
 
 
@@ -19,7 +19,7 @@ def observed(framework, task_class, start=None, **options) -> Observation:
     given = [Layer("options", {"device": "cpu", "threads": 1, **options})]
     task_class, config = settle(layers_for(given, framework), task_class)
     task_data = replace(open_task_data(JobSpec(config, task_class, "", {})), eval_data=None)
-    worker = LoneWorker("here")
+    worker = Workers("here")
     backend = TorchBackend(worker, torch.device("cpu")) if framework == "torch" else None
     backend = backend or TensorFlowBackend(worker, "CPU")
     build_together(config, task_data.task, backend)

@@ -18,41 +18,6 @@ _PART_BYTES = 64 << 20  # a message that long takes many times its latency, and 
 
 
 @dataclass
-class LoneWorker:
-    """The workers among whom a local step's gradients are summed: this one."""
-
-    host: str  # this host's name
-    rank: int = 0
-    size: int = 1
-    local_rank: int = 0
-    local_size: int = 1
-    controller: str = "none"
-    coordination: str = "none"
-    is_elastic: bool = False
-    least: int = 1
-    most: int = 1
-    may_reduce: bool = False
-
-    restart: Any = None  # jobs with local steps are not elastic
-    leave: Any = None
-
-    def broadcast_object(self, value: Any, root: int = 0) -> Any:
-        """Return the value."""
-        return value
-
-    def allgather_object(self, value: Any) -> list[Any]:
-        """Return the value alone."""
-        return [value]
-
-    def barrier(self) -> None:
-        """Do nothing."""
-
-    def have_failed(self) -> bool:
-        """Return that all workers, this one, may continue."""
-        return True
-
-
-@dataclass
 class LocalSums:
     """What the local steps since the last synchronisation add up to, on this worker."""
 

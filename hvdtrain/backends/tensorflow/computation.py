@@ -20,7 +20,6 @@ from hvdtrain.backends.objective.objective import (
     check_free,
 )
 from hvdtrain.backends.portable.names import Renaming
-from hvdtrain.backends.reduction.local_steps import LoneWorker
 from hvdtrain.backends.step_metrics import NO_SIGNALS, PartialSums, findings
 from hvdtrain.backends.tensorflow.batches import BatchMaker, TensorFlowBatch, TensorFlowPending
 from hvdtrain.backends.tensorflow.functions import (
@@ -69,7 +68,7 @@ class Computation(ComputationBase):
         self.unused: list[str] = []
         is_local = config.sync_every is not None
         self.traced_workers = TracedWorkers(workers)
-        self.near: Sized = LoneWorker(workers.host) if is_local else self.traced_workers
+        self.near: Sized = Workers(workers.host) if is_local else self.traced_workers
         self.wrap = BatchMaker(workers.is_elastic, is_local)
         # in training or not: whether padding is left out, as for losses that the model adds
         self.leaves_out: dict[bool, bool] = {True: True, False: True} if self.is_own_loss else {}

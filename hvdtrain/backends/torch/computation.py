@@ -12,7 +12,6 @@ from torch.utils import _pytree as pytree
 from hvdtrain.backends.objective.losses import Values, Weighted, check_values
 from hvdtrain.backends.objective.objective import ComputationBase
 from hvdtrain.backends.portable.names import Renaming
-from hvdtrain.backends.reduction.local_steps import LoneWorker
 from hvdtrain.backends.step_metrics import NO_SIGNALS, NUMBERS_AFTER_SUMS, PartialSums, findings
 from hvdtrain.backends.torch.activations import apply_activation_checkpointing
 from hvdtrain.backends.torch.batches import BatchMaker, TorchBatch, TorchPending
@@ -42,7 +41,7 @@ class Computation(ComputationBase):
         super().__init__(task, config, workers, FUNCTIONS, torch.Tensor.to)
         self.device = device
         is_local = config.sync_every is not None
-        self.near: Workers = LoneWorker(workers.host) if is_local else workers
+        self.near: Workers = Workers(workers.host) if is_local else workers
         self.wrap = BatchMaker(device, is_local)
         self.gathering = Gathering(workers.most)
         self.new_model, self.precision = task.torch_model, config.precision

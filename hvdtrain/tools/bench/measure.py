@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from hvdtrain.backends.base import Backend
-from hvdtrain.backends.reduction.local_steps import LoneWorker
 from hvdtrain.config import Config
 from hvdtrain.data.readers import Readers
 from hvdtrain.errors import UsageError
@@ -28,6 +27,7 @@ from hvdtrain.tools.message_times import bench_module
 from hvdtrain.tools.spread import PARTS, Block, Spread, split_of
 from hvdtrain.training_plan import TrainingPlan
 from hvdtrain.workers.activity import ACTIVITY
+from hvdtrain.workers.agreement import Workers
 
 _FIRST_STEPS = 5  # which show how many fit into the time
 _BLOCKS = 5  # with the other workers, and as many without
@@ -71,7 +71,7 @@ def session_alone(
         "learning_rate": SMALL_RATE * config.base_learning_rate,
     }
     config = config.model_copy(update=changes)
-    lone = LoneWorker(workers.host, local_rank=workers.local_rank, local_size=workers.local_size)
+    lone = Workers(workers.host, local_rank=workers.local_rank, local_size=workers.local_size)
     alone: Backend = bench_module(config.framework).backend_alone(config, backend, lone)
     build(config, task_data.task, alone)
     return new_session(config, alone, replace(task_data, eval_data=None), ResumePoint(), readers)

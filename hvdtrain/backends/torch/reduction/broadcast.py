@@ -1,6 +1,7 @@
 """Copying tensors of any kind from one worker to all, byte by byte; Horovod itself takes few kinds."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -14,6 +15,7 @@ from hvdtrain.backends.workers import peer_errors
 from hvdtrain.errors import ExchangeError, TaskError
 from hvdtrain.workers import wire
 from hvdtrain.workers.agreement import Workers
+from hvdtrain.workers.wire_types import travels
 
 # waits for one message and returns what came
 Wait = Callable[[], torch.Tensor]
@@ -103,72 +105,62 @@ def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().resolve_conj().resolve_neg().contiguous().view(-1).view(torch.uint8)
 
 
-# number of the group, of the parameter in it (-1 for the group's options), and the key
-_Place = tuple[int, int, str]
-_OPTION = -1
+@travels
+@dataclass(frozen=True)
+class SlotForm:
+    """A tensor that an optimizer keeps, without its numbers."""
+
+    shape: tuple[int, ...]
+    kind: str  # of its numbers, such as "float32"
+    on_cpu: bool
+
+    def fits(self, value: Any) -> bool:
+        """Return whether a value is such a tensor, wherever it is."""
+        is_tensor = isinstance(value, torch.Tensor)
+        return is_tensor and (tuple(value.shape), value.dtype) == (self.shape, getattr(torch, self.kind))
 
 
 def broadcast_optimizer(optimizer: torch.optim.Optimizer, workers: Workers, root: int) -> None:
     """Collective. Copy the root's slots, and options of groups that can travel, to each optimizer."""
-    own = _Parts(optimizer)
-    layout, values = workers.broadcast_object(own.describe() if workers.rank == root else None, root)
+    groups = optimizer.param_groups
+    parameters = [parameter for group in groups for parameter in group["params"]]
+    holders = [*groups, *(optimizer.state.get(parameter, {}) for parameter in parameters)]
+    sent = list(map(_described, holders)) if workers.rank == root else None
+    received = workers.broadcast_object(sent, root)
     if workers.rank != root:
-        own.follow(layout, values)
+        devices = [*(None for _ in groups), *(parameter.device for parameter in parameters)]
+        for holder, values, device in zip(holders, received, devices, strict=True):
+            _follow_holder(holder, values, device)
+        own = zip(parameters, holders[len(groups) :], strict=True)
+        optimizer.state.update({parameter: slots for parameter, slots in own if slots})
     with peer_errors():
-        tensors = [own.holders[place[:2]][place[2]] for place, *_ in layout]
+        named = zip(holders, received, strict=True)
+        tensors = [h[key] for h, of_one in named for key, v in of_one.items() if isinstance(v, SlotForm)]
         broadcast_tensors(tensors, root, label="slot")
 
 
-class _Parts:
-    """What an optimizer keeps: the options of its groups, and the slots of their parameters."""
+def _described(holder: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what can travel of a group's options, or of a parameter's slots."""
+    found = {
+        key: SlotForm(tuple(value.shape), str(value.dtype).removeprefix("torch."), value.device.type == "cpu")
+        if isinstance(value, torch.Tensor)
+        else value
+        for key, value in holder.items()
+        if key != "params"
+    }
+    return {key: value for key, value in found.items() if _can_travel(value)}
 
-    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        self.holders: dict[tuple[int, int], dict[str, Any]] = {}
-        self._devices: dict[tuple[int, int], torch.device] = {}
-        for number, group in enumerate(optimizer.param_groups):
-            self.holders[number, _OPTION] = group
-            for place, parameter in enumerate(group["params"]):
-                self._devices[number, place] = parameter.device
-                if parameter in optimizer.state:
-                    self.holders[number, place] = optimizer.state[parameter]
-        self._optimizer = optimizer
 
-    def describe(self) -> tuple[list[Any], dict[_Place, Any]]:
-        """Return the tensors (place, shape, type, whether on the CPU) and the other values by place."""
-        layout, values = [], {}
-        for (group, parameter), holder in self.holders.items():
-            for key, value in holder.items():
-                place = group, parameter, key
-                if isinstance(value, torch.Tensor):
-                    kind = str(value.dtype).removeprefix("torch.")
-                    layout.append((place, tuple(value.shape), kind, value.device.type == "cpu"))
-                elif key != "params" and _can_travel(value):
-                    values[place] = value
-        return layout, values
-
-    def follow(self, layout: list[Any], values: dict[_Place, Any]) -> None:
-        """Have the root's values, a tensor wherever the root has one, and no slot that it has not."""
-        kept = {place for place, *_ in layout} | values.keys()
-        for (group, parameter), holder in self.holders.items():
-            for key in [
-                key for key in holder if parameter != _OPTION and (group, parameter, key) not in kept
-            ]:
-                del holder[key]
-        for place, value in values.items():
-            self._holder(place)[place[2]] = value
-        for place, shape, kind, on_cpu in layout:
-            holder, dtype = self._holder(place), getattr(torch, kind)
-            now = holder.get(place[2])
-            if not (isinstance(now, torch.Tensor) and now.shape == shape and now.dtype == dtype):
-                device = torch.device("cpu") if on_cpu else self._devices.get(place[:2])
-                holder[place[2]] = torch.empty(shape, dtype=dtype, device=device)
-
-    def _holder(self, place: _Place) -> dict[str, Any]:
-        group, parameter, _ = place
-        if (found := self.holders.get((group, parameter))) is None:
-            owner = self._optimizer.param_groups[group]["params"][parameter]
-            found = self.holders[group, parameter] = self._optimizer.state[owner]
-        return found
+def _follow_holder(holder: dict[str, Any], values: Mapping[str, Any], device: torch.device | None) -> None:
+    """Take the root's values; of slots, which have a device, none that it lacks."""
+    for key in holder.keys() - values.keys() if device is not None else ():
+        del holder[key]
+    for key, value in values.items():
+        if not isinstance(value, SlotForm):
+            holder[key] = value
+        elif not value.fits(holder.get(key)):
+            place = torch.device("cpu") if value.on_cpu else device
+            holder[key] = torch.empty(value.shape, dtype=getattr(torch, value.kind), device=place)
 
 
 def _can_travel(value: Any) -> bool:
