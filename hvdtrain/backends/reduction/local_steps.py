@@ -7,10 +7,8 @@ from typing import Any
 from hvdtrain.backends.portable.initial_values import share_of_new
 from hvdtrain.backends.records import ModelInfo, PortableState, StateArrays
 from hvdtrain.backends.step_metrics import PendingVector
-from hvdtrain.config import Config
 from hvdtrain.errors import TaskError
 from hvdtrain.schedule import Cadence
-from hvdtrain.workers.agreement import Workers
 
 # of the outer optimizer's momentum in the portable state
 OUTER_PREFIX = "optimizer/outer_momentum"
@@ -39,8 +37,8 @@ class LocalSums:
         return 1 - kept
 
 
-class LocalStepsBase:
-    """Adds up what local steps give, and makes the workers equal.
+class LocalStepBase:
+    """A step of this worker alone; ``synchronize`` makes the workers equal. It stands before ``PlainStep``.
 
     Parameters and what the optimizer keeps are averaged over the workers. The outer optimizer ``average``
     continues from that; ``nesterov`` takes a step of SGD with Nesterov momentum::
@@ -52,30 +50,29 @@ class LocalStepsBase:
     Source: DiLoCo (Douillard et al. 2023, arXiv:2311.08105).
     """
 
+    is_timed = False
+    parts: Any
+    local: Any
     pending: type[PendingVector]
     fields: list[Any]  # of the outer optimizer's momentum
     momenta: list[Any]  # its tensors
     _note_start: Any  # notes where the workers start from
+    _run: Any  # does a step; returns its vector, names, names with weights and what got no gradient
     _synchronized: Any  # collective: makes the workers equal; returns the sum of the steps' vectors
     _zero: Any  # makes a tensor zero
 
-    def __init__(self, parts: Any) -> None:
-        self._ema, self._config = parts.ema, parts.config
-        self._workers: Workers = parts.workers
-        self._loss_scale = parts.loss_scale
-        self._sums = LocalSums()
+    def attach(self, parts: Any) -> None:
+        """Take the parts of the step. Local: no collective."""
+        super().attach(parts)  # type: ignore[misc]
+        self.local, self._sums = self, LocalSums()
 
-    def begin(self) -> None:
-        """Begin a local step: the first one notes where the workers start from."""
-        if self._sums.steps == 0:
+    def train(self, batch: Any, learning_rate: float, signals: Sequence[float]) -> PendingVector:
+        """Do a step, and return its metrics, which are this worker's own. Local: no collective."""
+        sums = self._sums
+        if sums.steps == 0:
             self._note_start()
-
-    def add(
-        self, batch: Any, form: tuple[tuple[str, ...], tuple[str, ...]], vector: Any, unused: Sequence[str]
-    ) -> PendingVector:
-        """Add a local step; return its metrics, which are this worker's own."""
-        sums, (names, weighted) = self._sums, form
-        if sums.vector is not None and form != (sums.names, sums.weighted):
+        vector, names, weighted, unused = self._run(batch, learning_rate, signals)
+        if sums.vector is not None and (names, weighted) != (sums.names, sums.weighted):
             raise TaskError(
                 f"a step gives {', '.join(names)} and the step before it {', '.join(sums.names)}",
                 "With sync_every, the metrics of several steps are added up: give the same in every step.",
@@ -98,34 +95,20 @@ class LocalStepsBase:
         for momentum in self.momenta:
             self._zero(momentum)
 
-
-class LocalStepRules:
-    """What both frameworks share of a step of this worker alone; it stands before ``PlainStep``."""
-
-    is_timed = False
-    local_kind: Any
-    local: Any
-    parts: Any
-    workers: Workers
-
-    def attach(self, parts: Any) -> None:
-        """Take the parts of the step. Local: no collective."""
-        super().attach(parts)  # type: ignore[misc]
-        self.local = self.local_kind(parts)
-
-    def describe(self, info: ModelInfo) -> ModelInfo:
-        """Return what is known of the job, with what is known of its step. Local: no collective."""
-        return replace(info, reduction=describe_local_steps(self.parts.config))
-
     def to_broadcast(self) -> Sequence[Any]:
         """Return the outer optimizer's momentum, as Horovod broadcasts it."""
-        found: Sequence[Any] = self.local.momenta
-        return found
+        return self.momenta
 
-    def synchronize(self) -> PendingVector:
-        """Collective. Make the workers equal; return the sums of the steps since they last were."""
-        pending: PendingVector = self.local.synchronize()
-        return pending
+    def describe(self, info: ModelInfo) -> ModelInfo:
+        """Return what is known of the job, with what travels between workers."""
+        config = self.parts.config
+        every = Cadence(config.sync_every).describe()
+        text = f"stay on their worker; {every} the workers average parameters"
+        text += " and the optimizer's state, in fp32"
+        if config.outer_optimizer != "average":
+            text += f", and an outer step follows: SGD, Nesterov momentum {config.outer_momentum:g}"
+            text += f", learning rate {config.outer_learning_rate:g}"
+        return replace(info, reduction=text)
 
 
 def in_parts(tensors: Sequence[tuple[str, int]]) -> list[list[int]]:
@@ -141,18 +124,6 @@ def in_parts(tensors: Sequence[tuple[str, int]]) -> list[list[int]]:
         part.append(number)
         open_parts[kind] = part, filled + size
     return parts
-
-
-def describe_local_steps(config: Config) -> str:
-    """Return what travels between workers, for the plan."""
-    every = Cadence(config.sync_every or 1).describe()
-    text = f"stay on their worker; {every} the workers average parameters and the optimizer's state, in fp32"
-    if config.outer_optimizer == "average":
-        return text
-    return (
-        f"{text}, and an outer step follows: SGD, Nesterov momentum {config.outer_momentum:g}, learning rate "
-        f"{config.outer_learning_rate:g}"
-    )
 
 
 def has_outer(state: StateArrays) -> bool:

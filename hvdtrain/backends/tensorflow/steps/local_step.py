@@ -9,14 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from hvdtrain.backends.optimizers import MAIN
-from hvdtrain.backends.reduction.local_steps import (
-    OUTER_PREFIX,
-    LocalStepRules,
-    LocalStepsBase,
-    LocalSums,
-    in_parts,
-)
-from hvdtrain.backends.step_metrics import PendingVector
+from hvdtrain.backends.reduction.local_steps import OUTER_PREFIX, LocalStepBase, LocalSums, in_parts
 from hvdtrain.backends.tensorflow.batches import TensorFlowBatch, TensorFlowPending
 from hvdtrain.backends.tensorflow.functions import native
 from hvdtrain.backends.tensorflow.state.model_state import Field
@@ -29,13 +22,18 @@ Tensor = Any
 Variable = Any
 
 
-class LocalSteps(LocalStepsBase):
-    """Adds up what local steps give, and makes the workers equal."""
+class LocalStep(LocalStepBase, PlainStep):
+    """A step of this worker alone; ``synchronize`` makes the workers equal."""
 
     pending = TensorFlowPending
 
-    def __init__(self, parts: Parts) -> None:
-        super().__init__(parts)
+    def __init__(self, task: Any, config: Config, workers: Workers) -> None:
+        super().__init__(task, config, workers)
+        self.near = self.computation.near
+
+    def attach(self, parts: Parts) -> None:
+        """Take the parts of the step. Local: no collective."""
+        super().attach(parts)
         optimizer, fields = parts.optimizers[MAIN], parts.trainable
         self._parameters = [native(field.variable) for field in fields]
         self._steps = optimizer.iterations
@@ -50,13 +48,20 @@ class LocalSteps(LocalStepsBase):
         self._steps_before = 0
         self._traced = tf.function(self._synchronize, autograph=False)
 
+    def average(self, share: Tensor) -> None:
+        """Do nothing: ``synchronize`` takes the weights into their moving average."""
+
+    def _run(self, batch: TensorFlowBatch, learning_rate: float, signals: Sequence[float]) -> Any:
+        vector, known = self.run(batch, learning_rate, signals)
+        return vector, *known
+
     def _note_start(self) -> None:
         self._steps_before = int(self._steps.numpy())
         for start, parameter in zip(self._starts, self._parameters, strict=False):
             start.assign(parameter)
 
     def _synchronized(self, sums: LocalSums) -> Tensor:
-        share = np.asarray(sums.ema_share(self._ema.decay), np.float32)  # TensorFlow would keep a number
+        share = np.asarray(sums.ema_share(self.parts.ema.decay), np.float32)  # TensorFlow would keep a number
         vector = self._traced(sums.vector, tf.constant(share))
         self._agree(sums.steps)
         return vector
@@ -66,15 +71,15 @@ class LocalSteps(LocalStepsBase):
 
     def _synchronize(self, vector: Tensor, share: Tensor) -> Tensor:
         """Collective. Average, take the outer step, take the weights into their average; traced."""
-        vector = self._average(vector)
+        vector = self._make_equal(vector)
         if self.momenta:
             self._step()
-        self._ema.update(share)
+        self.parts.ema.update(share)
         return vector
 
-    def _average(self, vector: Tensor) -> Tensor:
+    def _make_equal(self, vector: Tensor) -> Tensor:
         """Collective. Make parameters and slots equal, in place; return the sum of a vector."""
-        if self._workers.size == 1:
+        if self.workers.size == 1:
             return vector
         parts = in_parts([(v.dtype.name, v.shape.num_elements() * v.dtype.size) for v in self._averaged])
         for number, places in enumerate(parts):
@@ -88,7 +93,7 @@ class LocalSteps(LocalStepsBase):
 
     def _step(self) -> None:
         """Let the outer optimizer take its step, from where the local steps started."""
-        momentum, rate = self._config.outer_momentum, self._config.outer_learning_rate
+        momentum, rate = self.parts.config.outer_momentum, self.parts.config.outer_learning_rate
         for parameter, start, kept in zip(self._parameters, self._starts, self.momenta, strict=True):
             gradient = start.read_value() - parameter.read_value()
             velocity = kept.read_value() * momentum + gradient
@@ -98,35 +103,15 @@ class LocalSteps(LocalStepsBase):
     def _agree(self, steps: int) -> None:
         """Collective with fp16. Take the most steps counted by a worker, and the lowest loss scale of all."""
         # with fp16 each worker skips steps by itself; otherwise one without samples has not counted the last
-        if self._loss_scale is None:
+        if self.parts.loss_scale is None:
             self._steps.assign(self._steps_before + steps)
             return
-        variables = self._loss_scale.variables
+        variables = self.parts.loss_scale.variables
         own = tuple(float(variable.numpy()) for variable in variables), int(self._steps.numpy())
-        gathered = self._workers.allgather_object(own)
+        gathered = self.workers.allgather_object(own)
         for variable, value in zip(variables, min(scale for scale, _ in gathered), strict=True):
             variable.assign(np.asarray(value).astype(variable.dtype.as_numpy_dtype))
         self._steps.assign(max(counted for _, counted in gathered))
-
-
-class LocalStep(LocalStepRules, PlainStep):
-    """A step of this worker alone; ``synchronize`` makes the workers equal."""
-
-    local_kind = LocalSteps
-    local: LocalSteps
-
-    def __init__(self, task: Any, config: Config, workers: Workers) -> None:
-        super().__init__(task, config, workers)
-        self.near = self.computation.near
-
-    def train(self, batch: TensorFlowBatch, learning_rate: float, signals: Sequence[float]) -> PendingVector:
-        """Do a step. Local: no collective."""
-        self.local.begin()
-        vector, (names, weighted, unused) = self.run(batch, learning_rate, signals)
-        return self.local.add(batch, (names, weighted), vector, unused)
-
-    def average(self, share: Tensor) -> None:
-        """Do nothing: ``synchronize`` takes the weights into their moving average."""
 
 
 def _slots_of(optimizer: Any) -> list[Variable]:

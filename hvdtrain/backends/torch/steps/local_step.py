@@ -2,19 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import horovod.torch as hvd
 import torch
 
 from hvdtrain.backends.optimizers import MAIN
-from hvdtrain.backends.reduction.local_steps import (
-    OUTER_PREFIX,
-    LocalStepRules,
-    LocalStepsBase,
-    LocalSums,
-    in_parts,
-)
-from hvdtrain.backends.step_metrics import PendingVector
+from hvdtrain.backends.reduction.local_steps import OUTER_PREFIX, LocalStepBase, LocalSums, in_parts
 from hvdtrain.backends.torch.batches import TorchBatch, TorchPending
 from hvdtrain.backends.torch.reduction.flat import as_reals
 from hvdtrain.backends.torch.state.model_state import Field
@@ -22,16 +16,17 @@ from hvdtrain.backends.torch.steps.parts import Parts
 from hvdtrain.backends.torch.steps.plain_step import PlainStep
 
 
-class LocalSteps(LocalStepsBase):
-    """Adds up what local steps give, and makes the workers equal."""
+class LocalStep(LocalStepBase, PlainStep):
+    """A step of this worker alone; ``synchronize`` makes the workers equal."""
 
     pending = TorchPending
     _zero = staticmethod(torch.Tensor.zero_)
 
-    def __init__(self, parts: Parts) -> None:
-        super().__init__(parts)
-        entries = parts.trainable
-        self._optimizer, self._tensors = parts.optimizers[MAIN], [entry.tensor for entry in entries]
+    def attach(self, parts: Parts) -> None:
+        """Take the parts of the step. Local: no collective."""
+        super().attach(parts)
+        self._optimizer = parts.optimizers[MAIN]
+        self._tensors = [entry.tensor for entry in parts.trainable]
         self._parameters = [tensor.detach() for tensor in self._tensors]
         self._starts: list[torch.Tensor] = []
         self._counted: list[float] = []  # the steps that the optimizer had counted when they began
@@ -44,21 +39,25 @@ class LocalSteps(LocalStepsBase):
             if any(id(t) in known for t in field.tensors)
         ]
 
+    def _run(self, batch: TorchBatch, learning_rate: float, signals: Sequence[float]) -> Any:
+        vector, unused = self.run(batch, learning_rate, signals)
+        return vector, self.computation.names, self.computation.weighted, unused
+
     def _note_start(self) -> None:
         self._counted = [float(count) for count in self._counts()]
         self._starts = [parameter.clone() for parameter in self._parameters] if self.momenta else []
 
     def _synchronized(self, sums: LocalSums) -> torch.Tensor:
-        vector = self._average(sums.vector)
+        vector = self._make_equal(sums.vector)
         if self.momenta:
             self._step()
         self._agree(sums.steps)
-        self._ema.update(sums.ema_share(self._ema.decay))
+        self.parts.ema.update(sums.ema_share(self.parts.ema.decay))
         return vector
 
-    def _average(self, vector: torch.Tensor) -> torch.Tensor:
+    def _make_equal(self, vector: torch.Tensor) -> torch.Tensor:
         """Collective. Make parameters and slots equal, in place; return the sum of a vector."""
-        if self._workers.size == 1:
+        if self.workers.size == 1:
             return vector
         slots = [value for one in self._slots() for key, value in one.items() if key != "step"]
         averaged = [*self._parameters, *slots]
@@ -80,7 +79,7 @@ class LocalSteps(LocalStepsBase):
 
     def _step(self) -> None:
         """Let the outer optimizer take its step, from where the local steps started."""
-        momentum, rate = self._config.outer_momentum, self._config.outer_learning_rate
+        momentum, rate = self.parts.config.outer_momentum, self.parts.config.outer_learning_rate
         gradients = torch._foreach_sub(self._starts, self._parameters)
         torch._foreach_mul_(self.momenta, momentum)
         torch._foreach_add_(self.momenta, gradients)
@@ -92,13 +91,11 @@ class LocalSteps(LocalStepsBase):
     def _agree(self, steps: float) -> None:
         """Collective with fp16. Take the most steps counted by a worker, and the lowest loss scale of all."""
         # with fp16 each worker skips steps by itself; otherwise one without samples has not counted the last
-        counts = self._counts()
-        if self._loss_scale is not None:
+        counts, scale = self._counts(), self.parts.loss_scale
+        if scale is not None:
             steps = max((float(now) - n for now, n in zip(counts, self._counted, strict=True)), default=0.0)
-            gathered = self._workers.allgather_object(
-                (tuple(self._loss_scale.to_broadcast().tolist()), steps)
-            )
-            self._loss_scale.follow(torch.tensor(min(scale for scale, _ in gathered), dtype=torch.float64))
+            gathered = self.workers.allgather_object((tuple(scale.to_broadcast().tolist()), steps))
+            scale.follow(torch.tensor(min(own for own, _ in gathered), dtype=torch.float64))
             steps = max(counted for _, counted in gathered)
         for now, before in zip(counts, self._counted, strict=True):
             now.fill_(before + steps)
@@ -109,17 +106,3 @@ class LocalSteps(LocalStepsBase):
 
     def _counts(self) -> list[torch.Tensor]:
         return [slots["step"] for slots in self._slots() if "step" in slots]
-
-
-class LocalStep(LocalStepRules, PlainStep):
-    """A step of this worker alone; ``synchronize`` makes the workers equal."""
-
-    local_kind = LocalSteps
-    local: LocalSteps
-
-    def train(self, batch: TorchBatch, learning_rate: float, signals: Sequence[float]) -> PendingVector:
-        """Do a step. Local: no collective."""
-        self.local.begin()
-        vector, unused = self.run(batch, learning_rate, signals)
-        form = self.computation.names, self.computation.weighted
-        return self.local.add(batch, form, vector, unused)
