@@ -10,11 +10,12 @@ from hvdtrain.backends.optimizers import MAIN, ParameterGroups, own_optimizer_me
 from hvdtrain.backends.records import DryRun, ModelInfo, OwnRates, PortableState, Shapes, StatePart
 from hvdtrain.backends.reduction import choose_reducer
 from hvdtrain.backends.step_metrics import PartialSums, PendingVector
-from hvdtrain.backends.trained_set import frozen_by_config
+from hvdtrain.backends.trained_set import refused
 from hvdtrain.config import Config
 from hvdtrain.data.feed import HostBatch
 from hvdtrain.errors import TaskError
 from hvdtrain.host.frameworks import FRAMEWORKS
+from hvdtrain.storage.text import some
 from hvdtrain.workers.agreement import Workers, run_on_rank_zero
 
 # The first whose condition holds is the step of a job. Each framework has it in its folder steps/, in a
@@ -87,7 +88,8 @@ class PartsBase:
         shapes = {field.name: field.shape for field in self.tensors.trainable_fields()}
         new.groups = ParameterGroups(self.config, shapes, self.own_optimizer)
         if new.groups.frozen:
-            raise frozen_by_config(sorted(new.groups.frozen))
+            problem = f"a callback thaws {some(sorted(new.groups.frozen), 4)}, which parameter_groups freezes"
+            raise refused(problem, "Freeze it in torch_model() or tf_model() instead.")
         new.make_optimizers()
         new.keep_slots(self, kept)
         new.ema = self.ema.renewed(self.tensors)

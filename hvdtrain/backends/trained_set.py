@@ -86,29 +86,32 @@ def follow_trained(backend: Any, config: Config, step: int) -> str:
     gathered = workers.allgather_object((workers.host, change))
     if not any(any(of_rank) for _, of_rank in gathered):
         return ""
-    if (error := _refused_change(gathered, config, workers.is_elastic)) is not None:
-        raise error
-    return _describe_change(change, step, backend.follow_trained())
+    _check_change(gathered, config, backend)
+    trained = counted(backend.follow_trained(), "parameter")
+    parts = [
+        f"{some(names, _SHOWN)} {is_now}"
+        for names, is_now in zip(change, ("trained", "frozen"), strict=False)
+        if names
+    ]
+    return f"from step {step} on: {'; '.join(parts)}; {trained} trained in all"
 
 
-def _refused_change(
-    gathered: Sequence[tuple[str, Change]], config: Config, is_elastic: bool
-) -> TaskError | None:
-    """Return why a change is refused; None if all workers have made the same, and the job can follow it."""
+def _check_change(gathered: Sequence[tuple[str, Change]], config: Config, backend: Any) -> None:
+    """Check that all workers have made the same change, and that the job can follow it."""
     changed = [rank for rank, (_, change) in enumerate(gathered) if any(change)]
     host, change = gathered[changed[0]]
     if replaced := next((change[2] for _, change in gathered if change[2]), None):
-        return _refused(
+        raise refused(
             f"{some(replaced, _SHOWN)} was replaced in the model during training: what is new is neither "
             "trained nor saved",
             "Make all layers in torch_model() or tf_model(), and change their values, not the layers.",
         )
-    others = [rank for rank, (_, of_rank) in enumerate(gathered) if _hashable(of_rank) != _hashable(change)]
+    others = [rank for rank, (_, of_rank) in enumerate(gathered) if of_rank != change]
     if others:
         alone, (other, of_other) = len(changed) == 1, gathered[others[0]]
-        they = "the other workers did not" if alone else f"rank {others[0]} ({other}) {_words(of_other)}"
-        return _refused(
-            f"rank {changed[0]} ({host}) {'alone ' if alone else ''}{_words(change)}; {they}",
+        they = "the other workers did not" if alone else f"rank {others[0]} ({other}) {_described(of_other)}"
+        raise refused(
+            f"rank {changed[0]} ({host}) {'alone ' if alone else ''}{_described(change)}; {they}",
             "Give the callback every_rank = True, and change the same parameters on all workers at the same "
             "step.",
         )
@@ -116,54 +119,23 @@ def _refused_change(
         "--shard": config.shard != "none",
         "--stages": config.stages > 1,
         "--sync-every": config.sync_every is not None,
-        f"--compression {config.compression.partition(':')[0]}": bool(
-            compression_of(config.compression).keeps
-        ),
-        "an elastic job": is_elastic,
+        f"--compression {config.compression.partition(':')[0]}": compression_of(config.compression).keeps,
+        "an elastic job": backend.workers.is_elastic,
+        "a training step of the task's own": not backend.step.follows_trained,
     }
-    unable = [name for name, is_used in features.items() if is_used]
-    if not unable:
-        return None
-    return _refused(
-        f"a callback {_words(change)}: {unable[0]} does not follow what is frozen or thawed during training",
-        f"Leave {unable[0]} out, or freeze for the whole run: by parameter_groups, or in the task's model.",
-    )
+    if unable := next((name for name, is_used in features.items() if is_used), ""):
+        raise refused(
+            f"a callback {_described(change)}: {unable} does not follow what is frozen or thawed in a run",
+            f"Leave {unable} out, or freeze for the whole run: by parameter_groups, or in the task's model.",
+        )
 
 
-def _describe_change(change: Change, step: int, trained: int) -> str:
-    """Return what changes, for a note."""
-    thawed, frozen, _ = change
-    parts = [f"{some(thawed, _SHOWN)} trained"] if thawed else []
-    parts += [f"{some(frozen, _SHOWN)} frozen"] if frozen else []
-    return f"from step {step} on: {'; '.join(parts)}; {counted(trained, 'parameter')} trained in all"
-
-
-def frozen_by_config(names: Sequence[str]) -> TaskError:
-    """Return the error for parameters that ``parameter_groups`` freezes and a callback thaws."""
-    return _refused(
-        f"a callback thaws {some(names, _SHOWN)}, which parameter_groups freezes for the whole run",
-        "Freeze it in torch_model() or tf_model() instead.",
-    )
-
-
-def not_in_own_step() -> TaskError:
-    """Return the error for a callback that freezes or thaws what a step of the task's own trains."""
-    return _refused(
-        "a callback freezes or thaws parameters, which a training step of the task's own does not follow",
-        "Decide within torch_step() or tf_step() which losses and optimizers are used.",
-    )
-
-
-def _words(change: Change) -> str:
-    thawed, frozen, _ = change
-    parts = [f"thaws {some(thawed, _SHOWN)}"] if thawed else []
-    parts += [f"freezes {some(frozen, _SHOWN)}"] if frozen else []
+def _described(change: Change) -> str:
+    pairs = zip(("thaws", "freezes"), change, strict=False)
+    parts = [f"{verb} {some(names, _SHOWN)}" for verb, names in pairs if names]
     return " and ".join(parts) or "changes nothing"
 
 
-def _hashable(change: Any) -> tuple[tuple[str, ...], ...]:
-    return tuple(tuple(names) for names in change)
-
-
-def _refused(problem: str, remedy: str) -> TaskError:
+def refused(problem: str, remedy: str) -> TaskError:
+    """Return the error of a change that no job follows, which all workers have."""
     return TaskError(problem, remedy, everywhere=True)

@@ -31,7 +31,6 @@ from hvdtrain.backends.tensorflow.task_model import (
     use_device,
     without_loss,
 )
-from hvdtrain.backends.trained_set import not_in_own_step
 from hvdtrain.config import Config
 from hvdtrain.data.feed import HostBatch
 from hvdtrain.data.order import mix
@@ -86,8 +85,6 @@ class TensorFlowBackend(Backend):
 
     def follow_trained(self, kept: dict[str, list[str]] | None = None) -> int:
         """Train what is trainable now, or what a checkpoint keeps; return how many numbers. Local."""
-        if not self.step.follows_trained:
-            raise not_in_own_step()
         before = {name: array for name, array in self._state.arrays() if not name.startswith("model/")}
         self._take(self.parts.renewed(kept))
         now = dict(self._state.arrays())

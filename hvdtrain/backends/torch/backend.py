@@ -24,7 +24,6 @@ from hvdtrain.backends.torch.step_clock import ProfilerRecorder
 from hvdtrain.backends.torch.steps.optimizer_state import TrainingState
 from hvdtrain.backends.torch.steps.parts import Parts
 from hvdtrain.backends.torch.task_model import choose_device, device_memory
-from hvdtrain.backends.trained_set import not_in_own_step
 from hvdtrain.config import Config
 from hvdtrain.data.feed import HostBatch
 from hvdtrain.data.order import mix
@@ -88,8 +87,6 @@ class TorchBackend(Backend):
 
     def follow_trained(self, kept: dict[str, list[str]] | None = None) -> int:
         """Train what requires a gradient now, or what a checkpoint keeps; return how many numbers. Local."""
-        if not self.step.follows_trained:
-            raise not_in_own_step()
         self._take(self.parts.renewed(kept))
         self._moving = self._moving_state()
         return sum(entry.tensor.numel() for entry in self.parts.trainable)

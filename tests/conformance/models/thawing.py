@@ -162,7 +162,7 @@ class Replaced(Thaw):
 class OwnStep(Freeze):
     """A step of the task's own decides itself what it minimizes."""
 
-    judge = Judge(("torch",), (2,), ("which a training step of the task's own does not follow",))
+    judge = Judge(("torch",), (2,), ("a training step of the task's own does not follow",))
 
     def torch_step(self, model, batch, optimizers):
         from torch.nn.functional import cross_entropy
