@@ -22,13 +22,8 @@ _NAMES = ("MemoryError", "OutOfMemoryError", "ResourceExhaustedError")
 
 def limit_bytes(workers: int) -> int:
     """Return how much memory each worker of this host may take: the least of what limits it."""
-    shared = [int(psutil.virtual_memory().total)]
-    for folder in _cgroups():
-        for limit, _ in _LIMITS:
-            with suppress(OSError, ValueError):  # no limit is the word "max"
-                shared.append(int((folder / limit).read_text()))
     own, _ = resource.getrlimit(resource.RLIMIT_AS)
-    each = min(shared) // workers
+    each = min([int(psutil.virtual_memory().total), *(limit for limit, _ in _limits())]) // workers
     return each if own == resource.RLIM_INFINITY else min(each, own)
 
 
@@ -47,13 +42,19 @@ def keep_freed() -> None:
 
 def free_bytes() -> int:
     """Return how much memory a job may take on this host: nine tenths of what is free."""
-    free = [int(psutil.virtual_memory().available)]
+    free = [int(psutil.virtual_memory().available), *(limit - used for limit, used in _limits())]
+    return int(_SHARE * max(min(free), 0))
+
+
+def _limits() -> list[tuple[int, int]]:
+    """Return the limits of this process's cgroups, with what is used of each but for files."""
+    found = []
     for folder in _cgroups():
         for limit, used in _LIMITS:
             with suppress(OSError, ValueError):  # no limit is the word "max"
-                limit_bytes = int((folder / limit).read_text())
-                free.append(limit_bytes - int((folder / used).read_text()) + _cache_bytes(folder))
-    return int(_SHARE * max(min(free), 0))
+                numbers = [int((folder / name).read_text()) for name in (limit, used)]
+                found.append((numbers[0], numbers[1] - _cache_bytes(folder)))
+    return found
 
 
 def _cgroups() -> list[Path]:

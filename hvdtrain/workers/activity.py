@@ -81,7 +81,7 @@ class ActivityMark:
 
     def stack(self) -> str:
         """Return the Python stack of the training thread, as a traceback shows it; empty if it has ended."""
-        frame = self._frame()
+        frame = sys._current_frames().get(self.thread_id or 0)
         return "" if frame is None else "".join(traceback.format_stack(frame))
 
     def user_code(self) -> str:
@@ -97,9 +97,6 @@ class ActivityMark:
             return next(filter(None, map(_user_code, others)), "")
         finally:
             frames.clear()  # this frame is among them: the cycle would keep what their functions hold
-
-    def _frame(self) -> FrameType | None:
-        return sys._current_frames().get(self.thread_id or 0)
 
 
 def _user_code(frame: FrameType | None) -> str:

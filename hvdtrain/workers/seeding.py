@@ -22,36 +22,29 @@ def host_generators() -> tuple[Any, Any]:
     return random.getstate(), np.random.get_state()
 
 
-def restore_host_generators(states: tuple[Any, Any]) -> None:
-    """Give the global generators of Python and numpy the states that ``host_generators`` has returned."""
-    python, numpy = states
-    random.setstate(python)
-    np.random.set_state(numpy)
-
-
 @contextmanager
 def random_state_kept() -> Iterator[None]:
     """Return a context after which Python's and numpy's global generators are as they were."""
-    states = host_generators()
+    python, numpy = host_generators()
     try:
         yield
     finally:
-        restore_host_generators(states)
+        random.setstate(python)
+        np.random.set_state(numpy)
 
 
 @contextmanager
 def seeded_frameworks() -> Iterator[None]:
     """Context manager: a framework that is imported inside is seeded as soon as it is imported."""
     finder = _SeedingFinder()
-    states = host_generators()
     torch = _loaded("torch")
     torch_state = torch.get_rng_state() if torch else None
     sys.meta_path.insert(0, finder)
     try:
-        yield
+        with random_state_kept():
+            yield
     finally:
         sys.meta_path.remove(finder)
-        restore_host_generators(states)
         if torch and torch_state is not None:
             torch.set_rng_state(torch_state)
 

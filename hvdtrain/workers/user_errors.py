@@ -68,7 +68,10 @@ def where_raised(error: BaseException, own_only: bool = False) -> str:
     samples = [note for note in getattr(error, "__notes__", ()) if note.startswith(SAMPLE_NOTE)]
     text = f"{type(error).__name__}: {_text_of(error)}" + "".join(f" ({note})" for note in samples)
     if isinstance(error, ImportError) and error.__cause__ is not None:  # which a package may hide
-        innermost = innermost_cause(error)
+        innermost, seen = error.__cause__, set[int]()
+        while innermost.__cause__ is not None and id(innermost) not in seen:
+            seen.add(id(innermost))
+            innermost = innermost.__cause__
         text += f"\n  Its cause: {type(innermost).__name__}: {_text_of(innermost)}"
     text += f"\n  {_OTHER_BUILD}" if _TORCHVISION in text else ""
     frames = traceback.extract_tb(error.__traceback__)
@@ -83,15 +86,6 @@ def where_raised(error: BaseException, own_only: bool = False) -> str:
         return text
     filename, line = (own or places)[-1]
     return f"{filename}, line {line}: {text}"
-
-
-def innermost_cause(error: BaseException) -> BaseException:
-    """Return the exception that this one and its causes began with; itself without a cause."""
-    seen: list[BaseException] = []
-    while error.__cause__ is not None and error.__cause__ not in seen:
-        error = error.__cause__
-        seen.append(error)
-    return error
 
 
 def _is_shown(filename: str) -> bool:

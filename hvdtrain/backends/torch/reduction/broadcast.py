@@ -12,9 +12,9 @@ import torch
 from hvdtrain.backends.torch.state.model_state import ModelState
 from hvdtrain.backends.torch.state.tensors import set_values, strided_parts
 from hvdtrain.backends.workers import peer_errors
-from hvdtrain.errors import ExchangeError, TaskError
+from hvdtrain.errors import ExchangeError
 from hvdtrain.workers import wire
-from hvdtrain.workers.agreement import Workers
+from hvdtrain.workers.agreement import Workers, assert_consistent
 from hvdtrain.workers.wire_types import travels
 
 # waits for one message and returns what came
@@ -28,32 +28,22 @@ _UNDER_WAY_BYTES = 1 << 26  # at once: Horovod may copy a GPU's tensors to the h
 def broadcast_model(model: torch.nn.Module, state: ModelState, workers: Workers, root: int) -> None:
     """Collective. Copy the root's parameters, buffers and extra states of modules to every worker.
 
-    Buffers take the root's shapes. A TaskError on every worker says that a worker's model has other tensors.
+    Buffers take the root's shapes. An error on every worker says in what else the models differ.
     """
     named = [*model.named_parameters(), *model.named_buffers()]
     parts = [(f"{name}{part}", one) for name, tensor in named for part, one in strided_parts(tensor)]
-    own = [(name, tuple(tensor.shape), str(tensor.dtype)) for name, tensor in parts]
-    problem = _follow(dict(parts), own, workers.broadcast_object(own, root))
-    found = next(filter(None, workers.allgather_object(problem)), None)
-    if found is not None:
-        raise TaskError(found, "torch_model() must make the same model on every worker.", everywhere=True)
+    forms = {
+        f"the model's {name}": (str(one.dtype), isinstance(one, torch.nn.Parameter) and tuple(one.shape))
+        for name, one in parts
+    }
+    assert_consistent(workers, forms, "torch_model() must make the same model on every worker.")
+    shapes = workers.broadcast_object([tuple(one.shape) for _, one in parts], root)
+    for (_, tensor), shape in zip(parts, shapes, strict=True):
+        if tensor.shape != shape:
+            set_values(tensor, tensor.new_zeros(shape))
     broadcast_tensors([tensor for _, tensor in parts], root, label="model")
     if extra := state.extra_states():
         state.load_extra_states(workers.broadcast_object(extra, root))
-
-
-def _follow(tensors: Mapping[str, torch.Tensor], own: Sequence[Any], of_root: Sequence[Any]) -> str | None:
-    """Give this worker's buffers the root's shapes; return what else differs."""
-    if [name for name, *_ in own] != [name for name, *_ in of_root]:
-        differing = sorted({name for name, *_ in own} ^ {name for name, *_ in of_root})
-        return f"the workers' models have other tensors: {', '.join(differing[:3])}"
-    for (name, shape, kind), (_, wanted, its_kind) in zip(own, of_root, strict=True):
-        tensor = tensors[name]
-        if kind != its_kind or (shape != wanted and isinstance(tensor, torch.nn.Parameter)):
-            return f"{name} of the model is {kind} {shape} on one worker and {its_kind} {wanted} on another"
-        if shape != wanted:
-            set_values(tensor, tensor.new_zeros(wanted))
-    return None
 
 
 def broadcast_tensors(
