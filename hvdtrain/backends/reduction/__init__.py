@@ -52,11 +52,7 @@ class GradientReducer:
         """Begin as much of ``finish`` as waits for no other worker. Local: no collective."""
 
     def finish(self, gradients: Any, vector: Any = None) -> tuple[list[Any], Any]:
-        """Collective. Return the sum of each gradient over workers, and that of a short vector.
-
-        There is a gradient for each attached parameter, in the same order; the list may be emptied, so that
-        memory of gradients is freed that are copied. The vector is what else a step sums, uncompressed.
-        """
+        """Collective. Return the sum of each gradient, and that of a short vector; may empty the list."""
         raise NotImplementedError
 
     def describe(self) -> str:
@@ -64,10 +60,8 @@ class GradientReducer:
         raise NotImplementedError
 
     def begins_early(self, size: int, on_gpu: bool) -> bool:
-        """Return whether gradients are sent during the backward pass, the same on all workers.
-
-        On a host they travel through memory, which a CPU's cores are needed for; between hosts they wait.
-        """
+        """Return whether gradients are sent during the backward pass, the same on all workers."""
+        # on a host they travel through memory, which a CPU's cores are needed for; between hosts they wait
         if self.overlaps is not None:
             return self.overlaps
         return on_gpu or (spans_hosts(self._workers) and size >= 2 * LEAST_BYTES)
@@ -98,10 +92,7 @@ def meanwhile(parts: int) -> str:
 
 
 def spans_hosts(workers: Any) -> bool:
-    """Return whether workers are on several hosts, the same on all of them.
-
-    False of a part of a job, and of a graph that is traced once for worlds of any size.
-    """
+    """Return whether workers are on several hosts; False of a part of a job, and of a traced graph."""
     size, local_size = workers.size, getattr(workers, "local_size", None)
     return isinstance(size, int) and local_size is not None and local_size < size
 

@@ -34,10 +34,7 @@ _LEAST_GAIN = 2  # the two thin matrices have fewer numbers than the gradient by
 
 
 def matrix_shape(shape: tuple[int, ...], rank: int) -> tuple[int, int] | None:
-    """Return rows and columns of a gradient as a matrix; None if it travels uncompressed.
-
-    The axes of the portable array, in their order, are divided where rows + columns is least.
-    """
+    """Return rows and columns, the fewest, of a gradient as a matrix; None if it travels uncompressed."""
     divided = [(prod(shape[:axis]), prod(shape[axis:])) for axis in range(1, len(shape))]
     rows, columns = min(divided, key=sum, default=(0, 0))
     return (rows, columns) if _LEAST_GAIN * rank * (rows + columns) < rows * columns else None
@@ -47,10 +44,7 @@ Matrices = Sequence[NDArray[Any]]
 
 
 def orthonormal(matrices: Matrices, refill: Matrices | None = None) -> list[NDArray[np.float32]]:
-    """Return matrices whose columns are orthonormal and span the same space, by Gram-Schmidt in fp64.
-
-    A column that depends on those before it becomes zero; with ``refill``, that column of it.
-    """
+    """Return matrices with orthonormal columns that span the same space; others are zero, or ``refill``'s."""
     if not matrices:
         return []
     with np.errstate(all="ignore"):

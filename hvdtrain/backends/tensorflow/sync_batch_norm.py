@@ -63,10 +63,7 @@ class BatchNormSync:
         return hvd.allreduce(vector, op=hvd.Sum, name=name, **self._group)
 
     def weights_of(self, x: Tensor) -> Tensor:
-        """Return the weights of a tensor's rows, (rows,), fp64: those of their samples.
-
-        Rows that are no multiple of the samples count alike.
-        """
+        """Return the weights of a tensor's rows, (rows,), fp64: those of their samples, or all alike."""
         assert self.weights is not None  # set before the model is called
         weights = tf.cast(self.weights, tf.float64)
         rows, samples = x.shape[0], weights.shape[0]

@@ -58,10 +58,7 @@ class BatchNormSync:
         return summed
 
     def weights_of(self, x: Tensor) -> Tensor:
-        """Return the weights of a tensor's rows, (rows,), fp64: those of their samples.
-
-        Rows that are no multiple of the samples count alike.
-        """
+        """Return the weights of a tensor's rows, (rows,), fp64: those of their samples, or all alike."""
         assert self.weights is not None  # set before the model is called
         each, rest = divmod(len(x), len(self.weights))
         if rest:

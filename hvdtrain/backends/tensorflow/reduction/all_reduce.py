@@ -17,13 +17,7 @@ Tensor = Any
 
 
 class AllReduce(Reducer):
-    """All-reduces of the gradients of one type, which stand side by side in memory: one for about 32 MiB.
-
-    On a GPU and between hosts there are several for fewer, too, and the graph begins one when its gradients
-    are computed. Elsewhere, one is joined when the one before is reduced, so that memory holds the copies of
-    one alone. What is added in which order depends on nothing but the parameters and the workers, so a run
-    repeats bit by bit.
-    """
+    """All-reduces of flat tensors, in an order that repeats; see ``torch/reduction/all_reduce.py``."""
 
     overwrites = False
     carries = True  # whether a step's vector travels with the gradients, if one has its type
@@ -66,7 +60,7 @@ class AllReduce(Reducer):
         before: list[Tensor] = []
         for number, bucket in enumerate(buckets):
             name = f"hvdtrain.gradients.{self.label}{number}"
-            with tf.control_dependencies(before):
+            with tf.control_dependencies(before):  # memory holds the copies of one alone
                 flat = bucket.joined(given)
             total = self._reduce(flat, name)
             parts = bucket.parted(total)

@@ -13,11 +13,7 @@ _ROW = 16  # elements: 64 bytes, where TensorFlow's parts of a tensor may begin 
 
 
 class Bucket:
-    """The gradients of one type that are reduced together, side by side in one tensor of rows.
-
-    Those of whole rows come first: of the sum, they are parts that are not copied. The others follow
-    closely packed, and zeros fill the last row.
-    """
+    """The gradients of one type in one tensor of rows: first those of whole rows, parts without a copy."""
 
     def __init__(self, gradients: Mapping[str, Tensor]) -> None:
         sizes = {name: gradient.shape.num_elements() for name, gradient in gradients.items()}

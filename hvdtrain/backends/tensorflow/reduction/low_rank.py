@@ -56,11 +56,8 @@ class LowRank(CommonLowRank, Reducer):
         self._all = list(self._matrices.values())
 
     def finish(self, gradients: Sequence[Tensor], vector: Tensor = None) -> tuple[list[Tensor], Tensor]:
-        """Collective. Return the sums of low rank, and that of a vector, which is in the last message.
-
-        So errors and Q change when all sums of a step have succeeded. If nothing in the last message has its
-        type, it travels next to it.
-        """
+        """Collective. Return the sums of low rank, and that of a vector, which is in the last message."""
+        # the vector is in the last message: errors and Q change when all sums of a step have succeeded
         vectors = () if vector is None else (vector,)
         variables = list(self._parameters.values())
         # of an unknown shape, it is that of the parameter

@@ -68,11 +68,7 @@ class ShardedParameters(CommonShardedParameters):
             native(segment.tensor).assign(segment_of(segment, native(segment.entry.variable)))
 
     def use(self, tensors: Sequence[Tensor]) -> None:
-        """Use tensors that come from collectives, in a traced step.
-
-        If this worker has no segment of them, TensorFlow would leave out the collectives, for which the other
-        workers would wait.
-        """
+        """Use tensors of a traced step, whose collectives TensorFlow would leave out without a segment."""
         numbers = [tf.cast(tf.reshape(tensor, [-1])[:1], tf.float32) for tensor in tensors]
         self._used.assign(tf.reduce_sum(tf.concat(numbers, 0)))
 

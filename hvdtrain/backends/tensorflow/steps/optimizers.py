@@ -41,10 +41,7 @@ def rate_and_decay(optimizer: Any, variable: Variable, learning_rate: Tensor) ->
 
 
 class SGD(keras.optimizers.Optimizer):
-    """Stochastic gradient descent by PyTorch's formula, as one native operation per variable.
-
-    Keras's SGD folds the learning rate into the momentum, which differs as soon as the learning rate changes.
-    """
+    """SGD by PyTorch's formula; Keras's folds the learning rate, which may change, into the momentum."""
 
     def __init__(
         self, learning_rate: float = 0.01, momentum: float = 0.0, groups: Groups = (), name: str = "sgd"
@@ -99,20 +96,15 @@ class TwoMoments(keras.optimizers.Optimizer):
         self.slots = {"first_moment": first, "second_moment": second}
 
     def corrections(self) -> tuple[Tensor, Tensor]:
-        """Return 1 - beta1**t and sqrt(1 - beta2**t) for the step t that is being done.
-
-        In 64 bits, as PyTorch computes them: 1 - 0.999 in 32 bits is off by 1e-5.
-        """
+        """Return 1 - beta1**t and sqrt(1 - beta2**t) for the step t that is being done."""
+        # 1 - 0.999 in 32 bits is off by 1e-5
         step = tf.cast(self.iterations.value + 1, tf.float64)
         correction1 = 1 - tf.pow(tf.constant(self.beta1, tf.float64), step)
         return correction1, tf.sqrt(1 - tf.pow(tf.constant(self.beta2, tf.float64), step))
 
 
 class AdamW(TwoMoments):
-    """Adam with decoupled weight decay by PyTorch's formula, as native operations.
-
-    Keras's AdamW adds epsilon before it corrects the bias.
-    """
+    """AdamW by PyTorch's formula; Keras's adds epsilon before it corrects the bias."""
 
     def update_step(self, gradient: Tensor, variable: Variable, learning_rate: Tensor) -> None:
         """Update one variable."""
@@ -198,11 +190,7 @@ def _where_both(one: Tensor, other: Tensor, factor: Tensor) -> Tensor:
 def choose_optimizer(
     task: Any, config: Config, model: ModelState, options: Mapping[str, ParameterOptions]
 ) -> keras.optimizers.Optimizer:
-    """Make the optimizer of a job, for the model's trainable variables.
-
-    A built-in one has ``groups``, and ``slots`` by their portable names. Its state has the names, and counts
-    steps, as that of the other framework does, since a checkpoint is read by both.
-    """
+    """Make the optimizer of a job; a built-in one has ``groups``, and ``slots`` by their portable names."""
     if hasattr(task, "tf_optimizer"):
         optimizer = task.tf_optimizer()
         check_own_optimizer(optimizer, keras.optimizers.Optimizer, "tf_optimizer", "a Keras optimizer")

@@ -40,13 +40,9 @@ def sum_sparse(gradient: torch.Tensor, name: str, group: Mapping[str, Any]) -> C
 
 
 class AllReduce(Reducer):
-    """All-reduces of the gradients of one type, which stand side by side in memory: one for about 32 MiB.
+    """All-reduces of the gradients of one type, which stand side by side in memory: one for about 32 MiB."""
 
-    On a GPU and between hosts there are several for fewer, too: those whose gradients are complete are
-    begun while the backward pass computes the others. What is added in which order depends on nothing but
-    the parameters and the workers, so a run repeats bit by bit. Sparse gradients, which are those of
-    SparseAdam, are reduced one by one; bf16 ones are summed as fp32, complex ones as pairs of real numbers.
-    """
+    # in which order is added depends on nothing but parameters and workers, so that a run repeats bit by bit
 
     overwrites = False
     carries = True  # whether a step's vector travels with the gradients, if one has its type
@@ -208,11 +204,7 @@ class AllReduce(Reducer):
 
 
 class Fp16(AllReduce):
-    """All-reduces of gradients as fp16: half the bytes of fp32.
-
-    Gradients are parts of the mean over all workers, and fp16 has few digits below 6e-5: each is multiplied
-    by the number of workers before it is cast, unless a loss scale has done so, and the sum is divided by it.
-    """
+    """All-reduces of gradients as fp16, which has few digits below 6e-5: parts of a mean are multiplied."""
 
     carries = False
     sent_as = "as fp16"
@@ -222,10 +214,7 @@ class Fp16(AllReduce):
 
 
 class BFloat16(AllReduce):
-    """All-reduces of gradients of fp32 as bf16, in which each addition is rounded: half the bytes of fp32.
-
-    bf16 has the range of fp32, so that nothing is multiplied. Those of fp16 and fp64 travel as they are.
-    """
+    """All-reduces of gradients of fp32 as bf16, in which each addition is rounded."""
 
     carries = False
     sent_as = "as bf16"

@@ -26,10 +26,7 @@ _UNDER_WAY_BYTES = 1 << 26  # at once: Horovod may copy a GPU's tensors to the h
 
 
 def broadcast_model(model: torch.nn.Module, state: ModelState, workers: Workers, root: int) -> None:
-    """Collective. Copy the root's parameters, buffers and extra states of modules to every worker.
-
-    Buffers take the root's shapes. An error on every worker says in what else the models differ.
-    """
+    """Collective. Copy the root's parameters, buffers with their shapes, and extra states to all."""
     named = [*model.named_parameters(), *model.named_buffers()]
     parts = [(f"{name}{part}", one) for name, tensor in named for part, one in strided_parts(tensor)]
     forms = {

@@ -13,18 +13,14 @@ _LINE = 64  # bytes
 
 
 class Bucket:
-    """The gradients of some parameters of one type, side by side in one tensor.
-
-    While autograd adds to the parts, no gradient is copied and memory holds each of them once. The tensor is
-    made when it is first used. ``parts`` of it are shaped and laid out as the parameters, and ``room`` stands
-    behind them, for a vector that travels with the gradients.
-    """
+    """The gradients of some parameters of one type, side by side in one tensor, to which autograd adds."""
 
     def __init__(self, parameters: Mapping[str, torch.Tensor]) -> None:
         self.parameters = dict(parameters)
         first = next(iter(self.parameters.values()))
+        # the tensor, made when it is first used; what stands behind the gradients, for a vector with them
         self.flat = self.room = torch.empty(0, dtype=first.dtype, device=first.device)
-        self.parts: list[torch.Tensor] = []
+        self.parts: list[torch.Tensor] = []  # of the tensor, laid out as the parameters
         self._cast: torch.Tensor | None = None
 
     @property
@@ -50,10 +46,7 @@ class Bucket:
 
     @torch.no_grad()
     def take_in(self, gradients: Sequence[torch.Tensor | None]) -> None:
-        """Copy those gradients that are not parts of it already; zeros for None.
-
-        A part that has been given other memory (``gradient.data = ...``) is copied, too, and made anew.
-        """
+        """Copy those gradients that are not parts of it, or have been given other memory; zeros for None."""
         if not self.parts:
             self._allocate(0)
         moved = self._moved()
@@ -150,11 +143,8 @@ def laid_out_as(parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor
 
 
 def flat_zeros(numbers: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Return a vector of zeros which, on a CPU, begins at a cache line.
-
-    There, numpy allocates it, which requests huge pages. Between processes of one host MPI reads another's
-    memory page by page, so that large sums take about 0.6 times as long.
-    """
+    """Return a vector of zeros which, on a CPU, begins at a cache line."""
+    # numpy requests huge pages, with which MPI reads another process's memory in 0.6 times the time
     if device.type != "cpu":
         return torch.zeros(numbers, dtype=dtype, device=device)
     size = numbers * dtype.itemsize

@@ -58,11 +58,8 @@ class LowRank(CommonLowRank, Reducer):
     def finish(
         self, gradients: Sequence[torch.Tensor], vector: torch.Tensor | None = None
     ) -> tuple[list[torch.Tensor], Any]:
-        """Collective. Return the sums of low rank; sum a vector in place, which is in the last message.
-
-        So errors and Q change when all sums of a step have succeeded. If nothing in the last message has its
-        type, it travels next to it.
-        """
+        """Collective. Return the sums of low rank; sum a vector in place, which is in the last message."""
+        # the vector is in the last message: errors and Q change when all sums of a step have succeeded
         vectors = () if vector is None else (vector,)
         gradients = [(g.to_dense() if g.is_sparse else g).contiguous() for g in gradients]
         tensors = list(self._parameters.values())
@@ -191,10 +188,7 @@ def _orthonormal(matrices: Sequence[torch.Tensor], refill: Sequence[Any] | None 
 
 
 def _placement(field: Field, tensor: torch.Tensor) -> tuple[tuple[tuple[int, ...], int] | None, torch.Tensor]:
-    """Return where a portable array's numbers lie in a tensor in C order: strides and offset, or indices.
-
-    The strides are None if the array is no view of the tensor; only then there are indices.
-    """
+    """Return where a portable array's numbers lie in a tensor in C order: strides and offset, or indices."""
     base = np.arange(tensor.numel(), dtype=np.int64).reshape(tuple(tensor.shape))
     portable = field.layout.to_portable([base if field.rows is None else base[field.rows]])
     if np.shares_memory(portable, base):

@@ -153,11 +153,7 @@ class ShardedParameters(CommonShardedParameters):
 
 
 class Sharded(Reducer):
-    """Sums each worker's part of the gradients, one vector for each bucket of parameters.
-
-    Once a backward pass has completed the gradients of a bucket, each worker sends every other one its part
-    of them and drops them. It adds up what it receives, in the order of ranks, when it sends the next bucket.
-    """
+    """Sums each worker's part of the gradients, in the order of ranks, when the next bucket is sent."""
 
     def __init__(self, shards: ShardedParameters, compression: str, scaled: bool = False) -> None:
         super().__init__(shards.workers, scaled)

@@ -27,20 +27,7 @@ Tensors = list[torch.Tensor]
 
 
 class LARS(torch.optim.SGD):
-    """Stochastic gradient descent whose gradient is scaled to each parameter's norm.
-
-    ::
-
-        g = gradient + weight_decay * w
-        g = 0.001 * |w| / (|gradient| + weight_decay * |w| + epsilon) * g
-        v = momentum * v + g
-        w = w - learning_rate * v
-
-    The factor is 1 where either norm is 0. Biases and norms: g = gradient.
-
-    Source: You, Gitman and Ginsburg 2017, arXiv:1708.03888. As in sgd the learning rate stands outside
-    v, where the paper has it inside; at a constant rate both are the same.
-    """
+    """LARS by the formula of docs/numbers.md (You, Gitman and Ginsburg 2017, arXiv:1708.03888)."""
 
     def __init__(self, params: Iterable[Any], momentum: float) -> None:
         super().__init__(params, lr=0.1, momentum=momentum, fused=True)
@@ -67,19 +54,7 @@ class LARS(torch.optim.SGD):
 
 
 class LAMB(torch.optim.Optimizer):
-    """Adam with decoupled decay whose update is scaled to each parameter's norm.
-
-    ::
-
-        m = beta1 * m + (1 - beta1) * gradient
-        v = beta2 * v + (1 - beta2) * gradient**2
-        u = m / (1 - beta1**t) / (sqrt(v) / sqrt(1 - beta2**t) + epsilon) + weight_decay * w
-        w = w - learning_rate * |w| / |u| * u
-
-    The factor |w| / |u| is 1 where either norm is 0. Biases and norms: without factor and decay.
-
-    Source: You et al. 2020, arXiv:1904.00962, with the identity for its phi.
-    """
+    """LAMB by the formula of docs/numbers.md (You et al. 2020, arXiv:1904.00962)."""
 
     def __init__(self, params: Iterable[Any], betas: tuple[float, float], eps: float) -> None:
         super().__init__(params, {"lr": 1e-3, "betas": betas, "eps": eps})
@@ -146,11 +121,7 @@ def _factors(w: torch.Tensor, other: torch.Tensor, factors: torch.Tensor) -> Ten
 def choose_optimizer(
     task: Any, config: Config, model: ModelState, options: Mapping[str, ParameterOptions]
 ) -> torch.optim.Optimizer:
-    """Make the optimizer of a job, for the model's trainable parameters.
-
-    Its state has the names, and counts steps, as that of the other framework does, since a checkpoint is read
-    by both.
-    """
+    """Make the optimizer of a job, for the model's trainable parameters."""
     parameters = [entry.tensor for entry in model.entries if entry.trainable]
     if hasattr(task, "torch_optimizer"):
         optimizer = task.torch_optimizer(parameters)
@@ -204,11 +175,7 @@ def _groups(config: Config, model: ModelState, options: Mapping[str, ParameterOp
 
 
 def take_own_rates(optimizer: torch.optim.Optimizer) -> OwnRates:
-    """Take the learning rates of a task's optimizer as its own; the largest is the base.
-
-    From then on, a group's ``lr_scale`` is its rate relative to the base: its own rate / the base, times
-    the ``lr_scale`` that the task gave it.
-    """
+    """Take the learning rates of a task's optimizer; a group's ``lr_scale`` is relative to the largest."""
     groups = optimizer.param_groups
     if any("initial_lr" in group for group in groups):  # every scheduler of PyTorch writes this
         raise scheduled("torch_optimizer", "torch.optim.lr_scheduler")
