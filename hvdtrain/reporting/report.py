@@ -4,7 +4,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -80,83 +80,9 @@ class RunFolder:
         return os.path.samestat(there, os.fstat(self._descriptor))
 
 
+Values = Mapping[str, float]
+NO_VALUES: Values = MappingProxyType({})
 METRICS_FILE, SUMMARY_FILE, PROVENANCE_FILE = "metrics.jsonl", "summary.json", "provenance.jsonl"
-
-
-class Dispatcher:
-    """Calls the hooks of callbacks in the order of their list, of built-in ones first."""
-
-    def __init__(
-        self, callbacks: Sequence[Any], note: Callable[[str], None], built_in: Sequence[Any] = ()
-    ) -> None:
-        self._note = note
-        self._built_in = built_in
-        self._waiting = list(callbacks)  # those that are not started
-        self._called = list(built_in)  # those whose hooks are called
-        self._known = set[int]()  # of those that wait, the ids of those whose ``on_start`` was called before
-        self.has_ended = False
-
-    def go_on_from(self, other: "Dispatcher") -> None:
-        """Do not start callbacks that another dispatcher has started; if it has ended, call none of them."""
-        self._known = other._known | set(map(id, other._called))
-        if other.has_ended:
-            self._waiting = [callback for callback in self._waiting if id(callback) not in self._known]
-
-    def start(self, context: RunContext) -> None:
-        """Call ``on_start``; the other hooks of a callback are called from then on."""
-        for callback in self._built_in:
-            self._call(callback, "on_start", context)
-        while self._waiting:
-            if id(self._waiting[0]) not in self._known:
-                self._call(self._waiting[0], "on_start", context)
-            # not before: a collective in its on_start may fail, and it is called again
-            self._called.append(self._waiting.pop(0))
-
-    def call(self, hook: str, *args: Any) -> None:
-        """Call a hook of every callback that has it; nothing after ``end``."""
-        lost: PeerLostError | None = None
-        for callback in () if self.has_ended else self._called:
-            try:
-                self._call(callback, hook, *args)
-            except PeerLostError as error:
-                lost = lost or error
-        if lost is not None:
-            raise lost
-
-    def end(self, summary: Summary) -> None:
-        """Call ``on_end`` of every callback, whether or not one of them fails; no hook is called after it."""
-        if self.has_ended:
-            return
-        self.has_ended = True
-        failures = []
-        for callback in self._called:
-            try:
-                self._call(callback, "on_end", summary)
-            except HvdtrainError as error:
-                failures.append(error)
-        if failures and summary.status == "completed":
-            raise failures[0]
-        for failure in failures:
-            self._note(failure.problem)
-
-    def _call(self, callback: Any, hook: str, *args: Any) -> None:
-        if (method := hook_of(callback, hook)) is None:
-            return
-        try:
-            with self._activity(callback, hook), peer_errors():
-                method(*args)
-        except (PeerLostError, *ENDINGS):
-            raise
-        except BaseException as error:
-            problem = f"callback {name_of(callback)} failed in {hook}: {where_raised(error)}"
-            raise WorkerFailure(problem) from error
-
-    def _activity(self, callback: Any, hook: str) -> AbstractContextManager[None]:
-        """Return a context that reports to the watch a user's callback, which may take long."""
-        if any(callback is one for one in self._built_in) or not ACTIVITY.is_of_this_thread:
-            return nullcontext()
-        step = ACTIVITY.current.step
-        return ACTIVITY.during(f"in {hook} of {name_of(callback)}" + (" after step" if step else ""), step)
 
 
 class Report:
@@ -164,7 +90,7 @@ class Report:
 
     This one shows and writes nothing itself, and keeps the last records. Its methods are called in the main
     thread, and raise ``WorkerFailure`` if a user's callback fails. Callbacks need a ``context``, to which the
-    report adds steps, functions and the clock; those that are ``built_in`` need no ``on_start``.
+    report adds steps, functions and the clock; those that are ``built_in`` are called before the user's.
     """
 
     def __init__(
@@ -178,7 +104,11 @@ class Report:
         self._clock_is_set = False
         self._context = context and replace(context, note=self.note, log=self._log, seconds=self.seconds)
         self._steps_done: int | None = None
-        self._dispatcher = Dispatcher(callbacks, self._note_failure, built_in)
+        self._built_in = built_in
+        self._waiting = list(callbacks)  # those that are not started
+        self._called = list(built_in)  # those whose hooks are called
+        self._known = set[int]()  # of those that wait, the ids of those whose ``on_start`` was called before
+        self._has_ended = False
 
     def say(self, text: str, indent: int = 0) -> None:
         """Show text on rank 0's console; long lines continue at a column if ``indent`` is given."""
@@ -202,39 +132,33 @@ class Report:
         if self._context is not None:
             self._context.steps = steps
             self._context.steps_done = done if self._steps_done is None else self._steps_done
-            self._dispatcher.start(self._context)
+            for callback in self._built_in:
+                self._call(callback, "on_start", self._context)
+        while self._context is not None and self._waiting:
+            if id(self._waiting[0]) not in self._known:
+                self._call(self._waiting[0], "on_start", self._context)
+            # not before: a collective in its on_start may fail, and it is called again
+            self._called.append(self._waiting.pop(0))
 
     def on_step(self, step: StepInfo, metrics: StepMetrics) -> None:
         """Report a step."""
-        self._dispatcher.call("on_step", step, metrics)
+        self._call_all("on_step", step, metrics)
 
-    def on_window(
-        self,
-        step: StepInfo,
-        means: Mapping[str, float],
-        samples_per_second: float,
-        more: Mapping[str, float] = MappingProxyType({}),
-    ) -> None:
+    def on_window(self, step: StepInfo, means: Values, speed: float, more: Values = NO_VALUES) -> None:
         """Report a logged window of training, whose last step is given, with ``more`` that was measured."""
-        rates = {"learning_rate": step.learning_rate, "samples_per_second": samples_per_second}
+        rates = {"learning_rate": step.learning_rate, "samples_per_second": speed}
         self._keep(TRAIN, step, values := {**means, **rates, **more})
-        self._dispatcher.call("on_window", step, values)
+        self._call_all("on_window", step, values)
 
-    def on_evaluation(
-        self,
-        step: StepInfo,
-        means: Mapping[str, float],
-        samples_per_second: float,
-        more: Mapping[str, float] = MappingProxyType({}),
-    ) -> None:
+    def on_evaluation(self, step: StepInfo, means: Values, speed: float, more: Values = NO_VALUES) -> None:
         """Report an evaluation after a step; see ``on_window``."""
-        rates = {"learning_rate": step.learning_rate, "samples_per_second": samples_per_second}
+        rates = {"learning_rate": step.learning_rate, "samples_per_second": speed}
         self._keep(EVAL, step, values := {**means, **rates, **more})
-        self._dispatcher.call("on_evaluation", step, values)
+        self._call_all("on_evaluation", step, values)
 
     def on_checkpoint(self, step: int, path: Path) -> None:
         """Report that a checkpoint is complete on the disk."""
-        self._dispatcher.call("on_checkpoint", step, path)
+        self._call_all("on_checkpoint", step, path)
 
     def on_change(self, step: StepInfo, change: WorkersChange, steps: int) -> None:
         """Report that an elastic job continues with other workers, and how many steps it has now."""
@@ -244,11 +168,23 @@ class Report:
         """Tell callbacks that the workers of an elastic job changed, and this worker's rank among them."""
         if self._context is not None:
             self._context.rank, self._context.workers = rank, workers
-            self._dispatcher.call("on_workers_changed", self._context)
+            self._call_all("on_workers_changed", self._context)
 
     def on_end(self, summary: Summary) -> None:
-        """Report how training ended: write the summary and show the result."""
-        self._dispatcher.end(summary)
+        """Report how training ended, once, to all callbacks, whether or not one of them fails."""
+        if self._has_ended:
+            return
+        self._has_ended = True
+        failures = []
+        for callback in self._called:
+            try:
+                self._call(callback, "on_end", summary)
+            except HvdtrainError as error:
+                failures.append(error)
+        if failures and summary.status == "completed":
+            raise failures[0]
+        for failure in failures:
+            self._note_failure(failure.problem)
 
     def seconds(self) -> float:
         """Return the seconds spent training."""
@@ -264,7 +200,9 @@ class Report:
         self.recent = report.recent
         self.set_clock(report.seconds())
         if (new := self._context) is not None and (old := report._context) is not None:
-            self._dispatcher.go_on_from(report._dispatcher)
+            self._known = report._known | set(map(id, report._called))
+            if report._has_ended:  # no callback is called that the other report has started
+                self._waiting = [callback for callback in self._waiting if id(callback) not in self._known]
             self._context = old  # which callbacks may have kept
             old.rank, old.workers = new.rank, new.workers
             old.note, old.log, old.seconds = new.note, new.log, new.seconds
@@ -294,8 +232,37 @@ class Report:
         self.recent.add(record)
         return record
 
+    def _call_all(self, hook: str, *args: Any) -> None:
+        """Call a hook of every callback that has it; nothing after ``on_end``."""
+        lost: PeerLostError | None = None
+        for callback in () if self._has_ended else self._called:
+            try:
+                self._call(callback, hook, *args)
+            except PeerLostError as error:
+                lost = lost or error
+        if lost is not None:
+            raise lost
+
+    def _call(self, callback: Any, hook: str, *args: Any) -> None:
+        if (method := hook_of(callback, hook)) is None:
+            return
+        # a user's callback may take long, which the watch of the workers is shown
+        step, is_users = ACTIVITY.current.step, not any(callback is one for one in self._built_in)
+        what = f"in {hook} of {name_of(callback)}" + (" after step" if step else "")
+        shown = ACTIVITY.during(what, step) if is_users and ACTIVITY.is_of_this_thread else nullcontext()
+        try:
+            with shown, peer_errors():
+                method(*args)
+        except (PeerLostError, *ENDINGS):
+            raise
+        except BaseException as error:
+            problem = f"callback {name_of(callback)} failed in {hook}: {where_raised(error)}"
+            raise WorkerFailure(problem) from error
+
     def _note_failure(self, text: str) -> None:
-        if not is_muted():
+        if self._console is not None:
+            self.note(text)
+        elif not is_muted():
             rank = self._context.rank if self._context is not None else 0
             print(printable(f"note: rank {rank}: {text}"), file=sys.stderr, flush=True)
 

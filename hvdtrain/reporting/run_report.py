@@ -59,7 +59,7 @@ class RunReport(Report):
 
     def on_end(self, summary: Summary) -> None:
         """Report how training ended."""
-        if not self._dispatcher.has_ended:
+        if not self._has_ended:
             self.write_summary(summary)
         super().on_end(summary)
 
@@ -144,6 +144,3 @@ class RunReport(Report):
             self._not_written.add(path.name)
             reason = error.strerror or error
             self.note(f"cannot write {path}: {reason}; training continues, it is tried again")
-
-    def _note_failure(self, text: str) -> None:
-        self.note(text)
