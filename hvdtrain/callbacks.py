@@ -319,21 +319,16 @@ class Callback:
 
 
 def find_callbacks(task: Any, spec: str, given: Sequence[Any] = ()) -> list[Any]:
-    """Return the task's callbacks, then those given next to it, checked. Local: no collective.
-
-    Args:
-        task: the task, which may have ``callbacks``: a list, or a method that returns one.
-        spec: the task's name or path, for messages.
-        given: callbacks from elsewhere, such as ``hvdtrain.train(callbacks=[...])``.
-
-    Raises:
-        TaskError: If something in the lists is not a callback, or the task's method fails.
-    """
+    """Return the task's callbacks, then those ``given`` to ``hvdtrain.train``, checked. Local."""
     own = getattr(task, "callbacks", None)
     if callable(own):
         with task_errors(f"callbacks() of task {spec} failed"):
             own = own()
-    callbacks = [*_as_list(own, f"callbacks of task {spec}"), *_as_list(given, "callbacks")]
+    callbacks: list[Any] = []
+    for value, what in ((own, f"callbacks of task {spec}"), (given, "callbacks")):
+        if not isinstance(value, list | tuple | None):
+            raise TaskError(f"{what} must be a list, found a {type(value).__name__}")
+        callbacks += value or []
     for callback in callbacks:
         _check(callback)
     return callbacks
@@ -351,20 +346,8 @@ def hook_of(callback: Any, hook: str) -> Callable[..., None] | None:
     return None if inherited or not callable(method) else method
 
 
-def _as_list(value: Any, what: str) -> list[Any]:
-    if value is None:
-        return []
-    if not isinstance(value, list | tuple):
-        raise TaskError(f"{what} must be a list, found a {type(value).__name__}")
-    return list(value)
-
-
 def _check(callback: Any) -> None:
-    """Check that an object can be called as a callback.
-
-    Raises:
-        TaskError: If it is a class, has none of the hooks, or has a name that means nothing here.
-    """
+    """Check that an object is no class, and has hooks and no name that means nothing here."""
     if inspect.isclass(callback):
         name = callback.__name__
         raise TaskError(f"callback {name} is a class, not an object", f"Write {name}() in the list.")
@@ -373,11 +356,6 @@ def _check(callback: Any) -> None:
             f"callback {name_of(callback)} has none of the methods that are called",
             f"They are {', '.join(HOOKS)}; `hvdtrain docs callbacks` describes them, and what stands for the "
             "callbacks of Keras.",
-        )
-    if not getattr(callback, "errors_end_job", True):
-        raise TaskError(
-            f"callback {name_of(callback)} has errors_end_job, which has left: any exception ends the job",
-            "Catch in the method what must not end it.",
         )
     for name in dir(callback):
         close = difflib.get_close_matches(name, HOOKS, n=1, cutoff=0.8)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from hvdtrain.errors import TaskError
 from hvdtrain.host.frameworks import load_triton
 from hvdtrain.storage.files import expand_task
-from hvdtrain.storage.text import did_you_mean
+from hvdtrain.storage.text import did_you_mean, some
 from hvdtrain.workers.user_errors import task_errors
 
 Arrays = dict[str, NDArray[Any]]
@@ -142,12 +142,9 @@ class GivenTask:
     def __init__(self, task: Any) -> None:
         self._task = task
         defaults = getattr(task, "defaults", {})
-        # options are for a constructor, which has been called
-        self.defaults = (
-            {name: value for name, value in defaults.items() if name != "task_options"}
-            if isinstance(defaults, Mapping)
-            else defaults
-        )
+        if isinstance(defaults, Mapping):  # options are for a constructor, which has been called
+            defaults = {name: value for name, value in defaults.items() if name != "task_options"}
+        self.defaults = defaults
 
     def __call__(self) -> Any:
         """Return the task."""
@@ -162,8 +159,7 @@ def task_class_of(task: Any) -> Callable[..., Any] | None:
     """Return what makes the task that a user passed: its class or function; None if it is a name."""
     if task is None or isinstance(task, str):
         return None
-    made: Callable[..., Any] = GivenTask(task) if _is_instance(task) else task
-    return made
+    return GivenTask(task) if _is_instance(task) else task
 
 
 def constructor_parameters(task_class: Callable[..., Any]) -> list[str]:
@@ -232,13 +228,10 @@ def _import_file(path: Path) -> ModuleType:
 
 
 def _known_classes(name: str, module: ModuleType) -> str:
-    """Return a hint at the classes that a module defines: the tasks among them, if there are any."""
-    classes = {
-        own: value
+    """Return a hint at the tasks that a module defines."""
+    tasks = [
+        own
         for own, value in vars(module).items()
-        if inspect.isclass(value) and value.__module__ == module.__name__
-    }
-    tasks = [own for own, value in classes.items() if hasattr(value, "train_data")]
-    known = tasks or list(classes)
-    listed = f"Its classes: {', '.join(known[:10])}." if known else "It defines no class."
-    return did_you_mean(name, known) or listed
+        if getattr(value, "__module__", "") == module.__name__ and hasattr(value, "train_data")
+    ]
+    return did_you_mean(name, tasks) or f"Its tasks: {some(tasks, 10) or 'none'}."

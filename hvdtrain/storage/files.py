@@ -36,16 +36,6 @@ def check_url(url: str) -> str:
     return f"{scheme_of(url)}{mark}{inside}"
 
 
-def check_is_no_lost_url(path: str) -> None:
-    """Check that a path is not what ``pathlib.Path`` makes of a URL."""
-    if _ONE_SLASH.fullmatch(path):
-        scheme, _, inside = path.partition(":/")
-        raise ValueError(
-            f"a URL has two slashes after its colon: write {shown(f'{scheme}://{inside}')}, in Python as a "
-            f"str, because a Path makes one slash of two; for a folder named {scheme}: write ./{shown(path)}"
-        )
-
-
 _VARIABLE = re.compile(r"\$(?:\{([^}]*)\}|(\w+))")
 
 
@@ -53,7 +43,12 @@ def expand_path(text: str) -> str:
     """Return a path with ``~``, ``~user``, ``$NAME`` and ``${NAME}`` replaced."""
     if "\0" in text:
         raise ValueError("a path cannot contain a null character")
-    check_is_no_lost_url(text)
+    if _ONE_SLASH.fullmatch(text):  # what ``pathlib.Path`` makes of a URL
+        scheme, _, inside = text.partition(":/")
+        raise ValueError(
+            f"a URL has two slashes after its colon: write {shown(f'{scheme}://{inside}')}, in Python as a "
+            f"str, because a Path makes one slash of two; for a folder named {scheme}: write ./{shown(text)}"
+        )
 
     def value_of(match: re.Match[str]) -> str:
         name = match[1] or match[2] or ""

@@ -154,11 +154,6 @@ def test_a_callback_that_fails_ends_the_job_with_its_name_and_is_told_of_the_end
     assert notebook.hooks == ["on_start", "on_step", "on_window", "on_end"]
 
 
-def test_a_callback_whose_errors_should_not_end_the_job_is_refused():
-    with pytest.raises(TaskError, match="errors_end_job, which has left"):
-        find_callbacks(object(), "my.py:Task", [SimpleNamespace(on_step=print, errors_end_job=False)])
-
-
 def test_a_task_gives_callbacks_as_an_attribute_or_a_method():
     mine, given = Notebook(), Notebook()
     with_list = SimpleNamespace(callbacks=[mine])

@@ -85,7 +85,7 @@ def test_a_task_file_imports_what_lies_beside_it_and_may_have_a_dataclass(folder
         ("no.such.module:Good", "task module no.such.module cannot be imported: "),
         ("a/mine:Good", "task module 'a/mine' is neither a module's name nor a .py file"),
         ("mine.py:God", "mine.py has no 'God'\nDid you mean 'Good'?"),
-        ("mine.py:Zzzz", "mine.py has no 'Zzzz'\nIts classes: Good."),
+        ("mine.py:Zzzz", "mine.py has no 'Zzzz'\nIts tasks: Good."),
         ("mine.py:Good.NUMBER", "Good.NUMBER is a int, not a class"),
     ],
 )
