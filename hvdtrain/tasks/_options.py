@@ -1,57 +1,44 @@
-"""Checks of task_options that the built-in tasks share."""
+"""The types of the options of the built-in tasks, and their check."""
 
-from collections.abc import Sequence
-from typing import Any
+import functools
+import re
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, ParamSpec
+
+from pydantic import BeforeValidator, ConfigDict, Field, ValidationError, validate_call
 
 from hvdtrain.errors import TaskError
 
+P = ParamSpec("P")
 
-def whole(name: str, value: Any, least: int, most: int = 1 << 31) -> int:
-    """Return an option that must be an integer from ``least`` to ``most``."""
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        limits = f"of at least {least}" if most == 1 << 31 else f"from {least} to {most}"
-        raise wrong(name, f"a whole number {limits}", value)
-    return value
+Count = Annotated[int, Field(ge=1, le=1 << 31)]
+Classes = Annotated[int, Field(ge=2, le=1 << 31)]
+Layers = Annotated[int, Field(ge=1, le=1000)]  # and attention heads
+Seed = Annotated[int, Field(ge=0, le=(1 << 32) - 2)]
+Fraction = Annotated[float, Field(ge=0, lt=1)]
+Text = Annotated[str, Field(min_length=1)]
 
-
-def fraction(name: str, value: Any) -> float:
-    """Return an option that must be a number of at least 0 and below 1."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
-        raise wrong(name, "a number that is at least 0 and below 1", value)
-    return float(value)
+# what may be a list, or one value for all
+Listed = BeforeValidator(lambda value: [value] if isinstance(value, str | int | float) else value)
+Sides = Annotated[Sequence[Count], Listed, Field(min_length=1, max_length=2)]
 
 
-def text(name: str, value: Any) -> str:
-    """Return an option that must be text and not empty."""
-    if not isinstance(value, str) or not value or "\0" in value:
-        raise wrong(name, "text", value)
-    return value
+def checked(constructor: Callable[P, None]) -> Callable[P, None]:
+    """Have the arguments of a task's constructor checked by their types, without conversions."""
+    check = validate_call(config=ConfigDict(strict=True))(constructor)
+
+    @functools.wraps(constructor)
+    def wrapper(*args: P.args, **named: P.kwargs) -> None:
+        try:
+            check(*args, **named)
+        except ValidationError as error:
+            raise TaskError("\n".join(dict.fromkeys(map(_describe, error.errors())))) from None
+
+    return wrapper
 
 
-def choice(name: str, value: Any, choices: Sequence[str]) -> str:
-    """Return an option that must be one of ``choices``."""
-    if not isinstance(value, str) or value not in choices:
-        raise wrong(name, f"one of {', '.join(choices)}", value)
-    return value
-
-
-def listed(name: str, value: Any) -> list[Any]:
-    """Return an option that must be a list."""
-    if not isinstance(value, list | tuple):
-        raise wrong(name, "a list", value)
-    return list(value)
-
-
-def sizes(layers: Any, heads: Any, channels: Any, dropout: Any) -> dict[str, Any]:
-    """Return the sizes of a transformer."""
-    return {
-        "layers": whole("layers", layers, 1, 1000),
-        "heads": whole("heads", heads, 1, 1000),
-        "channels": whole("channels", channels, 1, 1 << 16),
-        "dropout": fraction("dropout", dropout),
-    }
-
-
-def wrong(name: str, rule: str, value: Any) -> TaskError:
-    """Return the error that names the rule for an option and its value."""
-    return TaskError(f"task_options.{name} must be {rule}, found {value!r}")
+def _describe(detail: Any) -> str:
+    name, *place = detail["loc"]
+    rule = re.sub("^(Input|Value) should", "must", detail["msg"]).replace("an instance of Sequence", "a list")
+    item = "".join(f"[{part}]" for part in place if isinstance(part, int))
+    return f"task_options.{name}{item} {rule}, found {detail['input']!r}"

@@ -1,10 +1,11 @@
 """Classification of the texts of a table by a BERT-style encoder, trained from scratch."""
 
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
 from hvdtrain.data.datasets import ArrayDataset
 from hvdtrain.data.texts.labelled import Encoder, read_tables, split
@@ -13,8 +14,6 @@ from hvdtrain.models.choose import BuiltIn
 from hvdtrain.storage.text import counted
 from hvdtrain.task import Arrays
 from hvdtrain.tasks import _options as options
-
-LEVELS = ("words", "bytes")
 
 
 class ClassifyText(BuiltIn):
@@ -53,43 +52,38 @@ class ClassifyText(BuiltIn):
         "initial_parameters": "portable",
     }
 
+    @options.checked
     def __init__(
         self,
         *,
-        path: str,
-        text: str = "text",
-        label: str = "label",
-        eval_path: str | None = None,
-        eval_fraction: float = 0.1,
-        split_seed: int = 0,
-        level: str = "words",
-        most_words: int = 20_000,
-        context: int = 64,
-        model: str = "bert",
-        layers: int = 2,
-        heads: int = 4,
-        channels: int = 64,
-        dropout: float = 0.1,
+        path: options.Text,
+        text: options.Text = "text",
+        label: options.Text = "label",
+        eval_path: options.Text | None = None,
+        eval_fraction: options.Fraction = 0.1,
+        split_seed: options.Seed = 0,
+        level: Literal["words", "bytes"] = "words",
+        most_words: options.Count = 20_000,
+        context: Annotated[int, Field(ge=2, le=1 << 16)] = 64,
+        model: Literal["bert"] = "bert",  # which old configs and checkpoints state
+        layers: options.Layers = 2,
+        heads: options.Layers = 4,
+        channels: options.Count = 64,
+        dropout: options.Fraction = 0.1,
     ) -> None:
-        self._level = options.choice("level", level, LEVELS)
-        options.choice("model", model, ("bert",))  # which old configs and checkpoints state
-        self._sizes: dict[str, Any] = {
-            "context": options.whole("context", context, 2, 1 << 16),
-            **options.sizes(layers, heads, channels, dropout),
-        }
-        share = options.fraction("eval_fraction", eval_fraction)
-        seed = options.whole("split_seed", split_seed, 0, (1 << 32) - 1)
-        most_words = options.whole("most_words", most_words, 1)
+        self._level = level
         encoder = Encoder(context, most_words if level == "words" else None)
-        columns = (options.text("text", text), options.text("label", label))
-        paths = [options.text("path", path)]
-        if eval_path is not None:
-            paths.append(options.text("eval_path", eval_path))
-        labels = read_tables([Path(place).expanduser() for place in paths], columns, encoder)
-        self._train, self._eval = split(labels.sizes, share, seed)
+        paths = [Path(place).expanduser() for place in (path, eval_path) if place is not None]
+        labels = read_tables(paths, (text, label), encoder)
+        self._train, self._eval = split(labels.sizes, eval_fraction, split_seed)
         self._classes = labels.names
         tokens, vocabulary = encoder.finish(self._train)
-        self._sizes |= {"vocabulary": vocabulary, "classes": len(labels.names)}
+        self._sizes: dict[str, Any] = {
+            "context": context,
+            "vocabulary": vocabulary,
+            "classes": len(labels.names),
+        }
+        self._sizes |= {"layers": layers, "heads": heads, "channels": channels, "dropout": dropout}
         self._arrays: Arrays = {"inputs": tokens, "targets": labels.numbers}
 
     def describe(self) -> str:

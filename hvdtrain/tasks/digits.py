@@ -6,14 +6,16 @@ Learning Repository, 1998.
 
 import importlib.util
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
+from pydantic import Field
 
 from hvdtrain.data.datasets import ArrayDataset
 from hvdtrain.errors import DataError
 from hvdtrain.models import convnet
 from hvdtrain.models.choose import IMAGE_DEFAULTS, BuiltIn
+from hvdtrain.tasks import _options as options
 
 
 class Digits(BuiltIn):
@@ -26,9 +28,10 @@ class Digits(BuiltIn):
 
     defaults: ClassVar = IMAGE_DEFAULTS | {"weight_decay": 1e-4}
 
-    def __init__(self, split_seed: int = 0, eval_fraction: float = 0.2) -> None:
-        if not 0 < eval_fraction < 1:
-            raise DataError(f"digits: eval_fraction must lie between 0 and 1, found {eval_fraction}")
+    @options.checked
+    def __init__(
+        self, split_seed: options.Seed = 0, eval_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.2
+    ) -> None:
         images, labels = _load()
         shuffled = np.random.RandomState(split_seed).permutation(len(images))
         kept = round(len(images) * (1 - eval_fraction))

@@ -2,9 +2,10 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
+from pydantic import Field
 
 from hvdtrain.data.augment import Crop, Flip, RandomResizedCrop, Size, Transform
 from hvdtrain.data.eval_sets import first_set
@@ -18,11 +19,10 @@ from hvdtrain.data.images.sources import (
     measure,
     reading,
 )
-from hvdtrain.errors import DataError
-from hvdtrain.models.choose import IMAGE_DEFAULTS, NAMES, BuiltIn, image_module, image_sizes
+from hvdtrain.errors import DataError, TaskError
+from hvdtrain.models.choose import IMAGE_DEFAULTS, BuiltIn, image_module, image_sizes
 from hvdtrain.tasks import _options as options
 
-FORMS = ("auto", "idx", "folder", "npz")
 _WANTED = "Expected: IDX files (train-images-idx3-ubyte, ...), an npz file, or a folder for each class."
 
 
@@ -46,8 +46,8 @@ def find(path: Path, form: str) -> Found:
     raise DataError(f"{path} must hold one npz file, found {names}", "Give the file as task_options.path.")
 
 
-AUGMENTATIONS = ("crop", "flip", "random_resized_crop")
-ACTIVATIONS = ("relu", "silu")
+_Means = Annotated[Sequence[Annotated[float, Field(allow_inf_nan=False)]], options.Listed]
+_Deviations = Annotated[Sequence[Annotated[float, Field(gt=0, allow_inf_nan=False)]], options.Listed]
 _PADDING_DIVISOR = 8  # crop pads by 1/8 of the shorter side: 4 pixels for 32x32, as is common
 
 
@@ -71,39 +71,33 @@ class Images(BuiltIn):
 
     defaults: ClassVar = IMAGE_DEFAULTS
 
+    @options.checked
     def __init__(
         self,
-        path: str,
+        path: options.Text | Path,
         *,
-        form: str = "auto",
-        model: str = "convnet",
-        activation: str = "relu",
-        image_size: int | Sequence[int] | None = None,
-        augment: str | Sequence[str] = (),
-        mean: float | Sequence[float] | None = None,
-        std: float | Sequence[float] | None = None,
-        eval_fraction: float = 0.1,
-        split_seed: int = 0,
-        classes: int | None = None,
+        form: Literal["auto", "idx", "folder", "npz"] = "auto",
+        model: Literal["mlp", "convnet", "resnet18", "resnet34", "resnet50"] = "convnet",
+        activation: Literal["relu", "silu"] = "relu",
+        image_size: options.Sides | None = None,
+        augment: Annotated[Sequence[Literal["crop", "flip", "random_resized_crop"]], options.Listed] = (),
+        mean: _Means | None = None,
+        std: _Deviations | None = None,
+        eval_fraction: options.Fraction = 0.1,
+        split_seed: options.Seed = 0,
+        classes: options.Count | None = None,
     ) -> None:
-        self._model = options.choice("model", model, NAMES)
-        self._activation = options.choice("activation", activation, ACTIVATIONS)
-        options.choice("form", form, FORMS)
-        options.whole("split_seed", split_seed, 0)
-        if classes is not None:
-            options.whole("classes", classes, 1)
-        names = [augment] if isinstance(augment, str) else options.listed("augment", augment)
-        for name in names:
-            options.choice("augment", name, AUGMENTATIONS)
-        size = None if image_size is None else _size(image_size)
-        self._path = Path(str(path)).expanduser()
+        self._model, self._activation = model, activation
+        self._path = Path(path).expanduser()
         self._found = find(self._path, form)
-        self._size = size or _size_of(self._found.train, self._path)
+        self._size = (
+            (image_size[0], image_size[-1]) if image_size else _size_of(self._found.train, self._path)
+        )
         self._classes = _count_classes(self._found, classes)
         train, self._held_out = _split(self._found, eval_fraction, split_seed)
         self._normalisation = _normalisation(self._found.train, train, self._size, mean, std)
         self._train = ImageData(
-            self._found.train, train, self._size, self._normalisation, _transforms(names, self._size)
+            self._found.train, train, self._size, self._normalisation, _transforms(augment, self._size)
         )
 
     def describe(self) -> str:
@@ -155,7 +149,6 @@ def _count_classes(found: Found, classes: int | None) -> int:
 
 def _split(found: Found, fraction: float, seed: int) -> tuple[Any, Any]:
     """Return the indices for training and for evaluation; None for all images of a part."""
-    options.fraction("eval_fraction", fraction)
     count = len(found.train.labels)
     kept = round(count * (1 - fraction))
     if found.evaluation is not None or kept == count:
@@ -178,8 +171,6 @@ def _size_of(source: ImageSource, path: Path) -> Size:
 def _normalisation(source: ImageSource, train: Any, size: Size, mean: Any, std: Any) -> Normalisation:
     means = None if mean is None else _per_channel("mean", mean, source.channels)
     deviations = None if std is None else _per_channel("std", std, source.channels)
-    if deviations is not None and min(deviations) <= 0:
-        raise options.wrong("std", "above 0", std)
     if means is not None and deviations is not None:
         return Normalisation(means, deviations)
     measured = measure(source, train, size)
@@ -195,18 +186,7 @@ def _transforms(names: Sequence[str], size: Size) -> tuple[Transform, ...]:
     return tuple(transform for name, transform in made.items() if name in names)
 
 
-def _per_channel(name: str, value: Any, channels: int) -> tuple[float, ...]:
-    values = [value] * channels if isinstance(value, int | float) else options.listed(name, value)
-    numbers = [v for v in values if isinstance(v, int | float) and not isinstance(v, bool) and np.isfinite(v)]
-    if len(numbers) != channels or len(values) != channels:
-        raise options.wrong(name, f"a number, or one for each of {channels} channels", value)
-    return tuple(float(number) for number in numbers)
-
-
-def _size(value: Any) -> Size:
-    sides = [value, value] if isinstance(value, int) else options.listed("image_size", value)
-    if len(sides) != 2:
-        raise options.wrong("image_size", "a whole number or [height, width]", value)
-    for side in sides:
-        options.whole("image_size", side, 1)
-    return sides[0], sides[1]
+def _per_channel(name: str, values: Sequence[float], channels: int) -> tuple[float, ...]:
+    if len(values) not in (1, channels):
+        raise TaskError(f"task_options.{name} must be one number for each of {channels} channels or for all")
+    return tuple(values) if len(values) == channels else (values[0],) * channels

@@ -3,10 +3,11 @@
 import math
 from collections.abc import Sequence
 from types import ModuleType
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
 from hvdtrain.errors import DataError
 from hvdtrain.models import bert, choose, gpt
@@ -85,33 +86,28 @@ class Synthetic(BuiltIn):
         "initial_parameters": "portable",
     }
 
+    @options.checked
     def __init__(
         self,
         *,
-        model: str = "resnet18",
-        samples: int = 50_000,
-        eval_samples: int = 0,
-        classes: int = 10,
-        seed: int = 0,
-        shape: Sequence[int] = (32, 32, 3),
-        vocabulary: int = 1000,
-        context: int = 64,
-        layers: int = 4,
-        heads: int = 4,
-        channels: int = 128,
-        dropout: float = 0.0,
+        model: Literal["mlp", "convnet", "resnet18", "resnet34", "resnet50", "gpt", "bert"] = "resnet18",
+        samples: Annotated[int, Field(ge=1, le=1 << 62)] = 50_000,
+        eval_samples: Annotated[int, Field(ge=0, le=1 << 62)] = 0,
+        classes: options.Classes = 10,
+        seed: options.Seed = 0,
+        shape: Annotated[Sequence[options.Count], Field(min_length=3, max_length=3)] = (32, 32, 3),
+        vocabulary: options.Classes = 1000,
+        context: options.Count = 64,
+        layers: options.Layers = 4,
+        heads: options.Layers = 4,
+        channels: options.Count = 128,
+        dropout: options.Fraction = 0.0,
     ) -> None:
-        self._model = options.choice("model", model, (*choose.NAMES, *TEXT_MODELS))
-        self._classes = options.whole("classes", classes, 2)
-        self._sizes: dict[str, Any] = {
-            "vocabulary": options.whole("vocabulary", vocabulary, 2),
-            "context": options.whole("context", context, 1),
-            **options.sizes(layers, heads, channels, dropout),
-        }
-        self._shape: Any = (context,) if model in TEXT_MODELS else _image_shape(shape)
-        self._seed = options.whole("seed", seed, 0, (1 << 32) - 2)
-        self._train = self._samples(options.whole("samples", samples, 1, 1 << 62), seed)
-        eval_samples = options.whole("eval_samples", eval_samples, 0, 1 << 62)
+        self._model, self._classes = model, classes
+        self._sizes: dict[str, Any] = {"vocabulary": vocabulary, "context": context, "layers": layers}
+        self._sizes |= {"heads": heads, "channels": channels, "dropout": dropout}
+        self._shape: Any = (context,) if model in TEXT_MODELS else tuple(shape)
+        self._train = self._samples(samples, seed)
         self._eval = self._samples(eval_samples, seed + 1) if eval_samples else None
 
     def describe(self) -> str:
@@ -154,10 +150,3 @@ class Synthetic(BuiltIn):
 
 
 task = Synthetic
-
-
-def _image_shape(shape: Any) -> tuple[int, int, int]:
-    if len(options.listed("shape", shape)) != 3:
-        raise options.wrong("shape", "height, width and channels", shape)
-    height, width, channels = (options.whole("shape", side, 1) for side in shape)
-    return height, width, channels

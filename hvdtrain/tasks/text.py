@@ -1,6 +1,6 @@
 """Language modelling: a GPT that predicts the next character or byte of any text."""
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from hvdtrain.data.texts.files import (
     CharacterTokens,
@@ -14,8 +14,6 @@ from hvdtrain.errors import DataError
 from hvdtrain.models import gpt
 from hvdtrain.models.choose import BuiltIn
 from hvdtrain.tasks import _options as options
-
-LEVELS = ("characters", "bytes")
 
 
 class Text(BuiltIn):
@@ -54,31 +52,29 @@ class Text(BuiltIn):
         "initial_parameters": "portable",
     }
 
+    @options.checked
     def __init__(
         self,
         *,
-        path: str | None = None,
-        level: str = "characters",
-        pattern: str = "*.txt",
-        context: int = 64,
-        stride: int | None = None,
-        eval_fraction: float = 0.1,
-        layers: int = 4,
-        heads: int = 4,
-        channels: int = 128,
-        dropout: float = 0.0,
+        path: options.Text | None = None,
+        level: Literal["characters", "bytes"] = "characters",
+        pattern: options.Text = "*.txt",
+        context: options.Count = 64,
+        stride: options.Count | None = None,
+        eval_fraction: options.Fraction = 0.1,
+        layers: options.Layers = 4,
+        heads: options.Layers = 4,
+        channels: options.Count = 128,
+        dropout: options.Fraction = 0.0,
     ) -> None:
-        self._level = options.choice("level", level, LEVELS)
-        self._context = options.whole("context", context, 1, 1 << 20)
-        stride = self._context if stride is None else options.whole("stride", stride, 1)
-        share = options.fraction("eval_fraction", eval_fraction)
-        self._sizes = options.sizes(layers, heads, channels, dropout)
-        files, self._name = _files(path, options.text("pattern", pattern))
+        self._level, self._context = level, context
+        self._sizes = {"layers": layers, "heads": heads, "channels": channels, "dropout": dropout}
+        files, self._name = _files(path, pattern)
         self._tokens: Tokens = files if level == "bytes" else CharacterTokens(files)
         size = len(self._tokens)
-        kept = int(size * (1 - share))
-        self._train = Windows(self._tokens, 0, kept, context, stride)
-        self._eval = Windows(self._tokens, kept, size, context, context) if share else None
+        kept = int(size * (1 - eval_fraction))
+        self._train = Windows(self._tokens, 0, kept, context, stride or context)
+        self._eval = Windows(self._tokens, kept, size, context, context) if eval_fraction else None
         self._check_length("training", kept)
         if self._eval is not None:
             self._check_length("evaluation", size - kept)
@@ -114,12 +110,12 @@ class Text(BuiltIn):
 task = Text
 
 
-def _files(path: Any, pattern: str) -> tuple[MappedFiles, str]:
+def _files(path: str | None, pattern: str) -> tuple[MappedFiles, str]:
     """Return the files of the text and a description of them."""
     if path is None:
         paths, name = python_files()
         return MappedFiles(paths), name
-    paths = find_files(options.text("path", path), pattern)
+    paths = find_files(path, pattern)
     files = MappedFiles(paths)
     name = str(paths[0]) if len(paths) == 1 else f"{path} ({len(files.paths):,} files)"
     return files, name
