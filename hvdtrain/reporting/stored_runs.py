@@ -18,7 +18,7 @@ from hvdtrain.reporting.lock_state import Holder, look_at_lock
 from hvdtrain.reporting.records import WorkersChange
 from hvdtrain.reporting.report import METRICS_FILE, SUMMARY_FILE
 from hvdtrain.storage.files import parse_line, read_regular
-from hvdtrain.storage.text import printable
+from hvdtrain.storage.text import counted, printable
 
 RUNNING, COMPLETED, UNSAVED, STOPPED = "running", "completed", "unsaved", "stopped"
 FAILED, KILLED, UNKNOWN = "failed", "killed", "unknown"
@@ -224,12 +224,10 @@ def plain(text: str) -> str:
 
 def describe_broken(numbers: Sequence[int]) -> str:
     """Return a sentence about lines that hold no record, whose numbers count from 1; nothing for none."""
-    if len(numbers) < 2:
-        return f"line {numbers[0]:,} of {METRICS_FILE} holds no record and is left out" if numbers else ""
-    return (
-        f"{len(numbers):,} lines of {METRICS_FILE} hold no record and are left out; "
-        f"the first is line {numbers[0]:,}"
-    )
+    if not numbers:
+        return ""
+    lines = counted(len(numbers), "line")
+    return f"{METRICS_FILE}: {lines} without a record, left out; the first is line {numbers[0]:,}"
 
 
 def read_records(run_dir: Path, broken: list[int] | None = None) -> Iterator[dict[str, Any]]:

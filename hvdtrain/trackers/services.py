@@ -1,7 +1,6 @@
 """Runs in MLflow and in Weights & Biases, by their clients."""
 
 import hashlib
-import json
 import math
 import os
 import posixpath
@@ -20,7 +19,7 @@ from hvdtrain.early_stopping import LINE_FIELDS
 from hvdtrain.errors import EXIT_DONE, EXIT_ENVIRONMENT, EXIT_TRAINING, EnvironmentFault
 from hvdtrain.reporting.jsonl import flattened
 from hvdtrain.reporting.records import IMAGES, stored_image
-from hvdtrain.reporting.stored_runs import COMPLETED, FAILED, UNSAVED
+from hvdtrain.reporting.stored_runs import COMPLETED, FAILED, UNSAVED, number, parse_record
 from hvdtrain.storage.text import printable
 from hvdtrain.storage.urls import shown
 
@@ -55,27 +54,19 @@ class Row(NamedTuple):
 
 def row_of(line: bytes, began_seconds: float) -> Row | None:
     """Return a line of metrics.jsonl as trackers are sent it; None if it holds no record."""
-    try:
-        record = json.loads(line)
-        step, phase = record["step"], str(record["phase"])
-        seconds = float(record.get("seconds") or 0.0)
-        left_out = LINE_FIELDS - {"workers"} | {"generation"} if phase == EVENT else LINE_FIELDS
-        found = {f"{phase}/{name}": value for name, value in record.items() if name not in left_out}
-        numbers = found | {name: record[name] for name in ("samples", "epoch") if name in record}
-        values = {
-            name: math.nan if value is None else float(value)
-            for name, value in numbers.items()
-            if value is None or (isinstance(value, int | float) and not isinstance(value, bool))
-        }
-    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
+    if (record := parse_record(line)) is None:
         return None
-    if not isinstance(step, int) or not 0 <= step < 2**63 or not math.isfinite(seconds):
-        return None
+    phase, seconds = str(record.get("phase")), number(record.get("seconds", 0.0)) or 0.0
+    left_out = LINE_FIELDS - {"workers"} | {"generation"} if phase == EVENT else LINE_FIELDS
+    found = {f"{phase}/{name}": value for name, value in record.items() if name not in left_out}
+    known = found | {name: record[name] for name in ("samples", "epoch") if name in record}
+    values = {name: as_float for name, value in known.items() if (as_float := number(value)) is not None}
     logged = list(found.items()) if phase == CALLBACK else []
     texts = {name: text.encode(errors="replace").decode() for name, text in logged if isinstance(text, str)}
     places = {name: value.get("image") for name, value in logged if isinstance(value, dict)}
     images = {name: place for name, place in places.items() if isinstance(place, str)}
-    return Row(step, began_seconds + seconds, values, texts, images)
+    written = began_seconds + (seconds if math.isfinite(seconds) else 0.0)
+    return Row(record["step"], written, values, texts, images)
 
 
 _ADDRESS = re.compile(r"(?<=://)\S+")

@@ -12,8 +12,8 @@ from hvdtrain.tools.report.page import write_report
 from hvdtrain.tools.report.watch import FollowedRun, View
 
 TORN = '{"phase": "train", "st'
-ONE = "line 2 of metrics.jsonl holds no record and is left out"
-TWO = "2 lines of metrics.jsonl hold no record and are left out; the first is line 2"
+ONE = "metrics.jsonl: 1 line without a record, left out; the first is line 2"
+TWO = "metrics.jsonl: 2 lines without a record, left out; the first is line 2"
 
 
 def make(folder: Path, *broken: str) -> Path:
@@ -52,7 +52,7 @@ def test_they_are_said_by_all_commands(tmp_path, capsys, monkeypatch, broken, sa
     shown["report"] = (tmp_path / "page.html").read_text().partition('<script type="application/json"')[0]
     shown["watch"] = watched(run)
     for command, text in shown.items():
-        assert ("no record" in text) == bool(said), command
+        assert ("without a record" in text) == bool(said), command
         assert said in text, command
         assert text.count(said) == 1 or not said, command
 
@@ -68,4 +68,4 @@ def test_a_line_that_is_written_out_later_was_never_broken(tmp_path):
     with (run / "metrics.jsonl").open("a") as file:
         file.write(f"{TORN}\n")
     followed.poll()
-    assert followed.problem == "line 5 of metrics.jsonl holds no record and is left out"
+    assert followed.problem == "metrics.jsonl: 1 line without a record, left out; the first is line 5"

@@ -117,7 +117,7 @@ def test_a_line_is_numbers_by_phase_and_one_of_a_callback_has_texts_and_images()
     assert row is not None
     assert list(row.values) == ["callback/loss", "samples", "epoch"]
     assert (row.texts, row.images) == ({"callback/said": "a?"}, {"callback/x": "images/x.png"})
-    assert row_of(line(8, phase="callback", huge=10**400).encode(), 0.0) is None
+    assert row_of(b'{"step": "x"}', 0.0) is None
 
 
 def test_a_resumed_run_is_one_run_whose_lines_are_sent_once(run_dir, tracker):
