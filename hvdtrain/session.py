@@ -66,46 +66,35 @@ class RunState:
     @property
     def place(self) -> TrainingPosition:
         """Where training stands, as the driver of an elastic job compares it."""
-        return (
-            TrainingPosition(self.progress.step, self.step_end) if self.progress.step else TrainingPosition()
-        )
+        step = self.progress.step
+        return TrainingPosition(step, self.step_end) if step else TrainingPosition()
 
     @property
     def is_unfinished(self) -> bool:
         """Whether something that is due after the last step is not done."""
-        return self.last_step is not None and (
-            self.step_end < StepEnd.SAVED or self.save_is_due or self.awaits_answer
-        )
+        is_left = self.step_end < StepEnd.SAVED or self.save_is_due or self.awaits_answer
+        return self.last_step is not None and is_left
 
     @classmethod
     def from_manifest(
         cls, manifest: Manifest | None, config: Config, best_value: float | None = None
     ) -> "RunState":
         """Return the state that a checkpoint kept, or that of a new run without one."""
-        if manifest is None:
-            return cls(
-                early_stopping=EarlyStoppingState.continued(config.early_stopping, None),
-                plateau=PlateauState.continued(config.plateau_goal, None),
-                best_value=best_value,
-            )
-        weight = manifest.window_weight
-        return cls(
-            progress=Progress(manifest.step, manifest.samples),
-            window=Window(
-                with_nan(manifest.window),
-                weight,
-                untimed_weight=weight,
-                weights=dict(manifest.window_weights),
-                bad_samples=manifest.window_bad_samples,
-            ),
-            last_eval=with_nan(manifest.last_metrics),
-            last_eval_step=manifest.step if manifest.metrics else None,
-            seconds_before=manifest.seconds,
-            early_stopping=EarlyStoppingState.continued(config.early_stopping, manifest.waiting),
-            plateau=PlateauState.continued(config.plateau_goal, manifest.plateau),
+        waiting, plateau = (None, None) if manifest is None else (manifest.waiting, manifest.plateau)
+        state = cls(
+            early_stopping=EarlyStoppingState.continued(config.early_stopping, waiting),
+            plateau=PlateauState.continued(config.plateau_goal, plateau),
             best_value=best_value,
-            tracking_id=manifest.tracking_id,
         )
+        if manifest is not None:
+            state.progress = Progress(manifest.step, manifest.samples)
+            sums, weight, weights = manifest.window, manifest.window_weight, dict(manifest.window_weights)
+            state.window = Window(with_nan(sums), weight, weight, weights=weights)
+            state.window.bad_samples = manifest.window_bad_samples
+            state.last_eval = with_nan(manifest.last_metrics)
+            state.last_eval_step = manifest.step if manifest.metrics else None
+            state.seconds_before, state.tracking_id = manifest.seconds, manifest.tracking_id
+        return state
 
 
 @dataclass

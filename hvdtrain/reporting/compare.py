@@ -137,15 +137,6 @@ def differing_fields(rows: Sequence[Row]) -> list[str]:
     return [name for name in names if len({config.get(name) for config in configs}) > 1]
 
 
-def common_facts(rows: Sequence[Row]) -> dict[str, str]:
-    """Return the facts that all runs have in common."""
-    return {
-        name: rows[0].facts.get(name, "")
-        for name in FACTS
-        if len({row.facts.get(name, "") for row in rows}) == 1
-    }
-
-
 def metric_names(rows: Sequence[Row], is_trained_only: bool = False) -> list[str]:
     """Return the metrics of the runs, those of evaluations or those of runs that have none; the loss last."""
     found = (name for row in rows if row.is_trained_only == is_trained_only for name in row.last)
@@ -168,8 +159,12 @@ def values_of(row: Row) -> dict[str, Any]:
 
 def print_table(run_dirs: Iterable[Path], sort: str | None = None) -> None:
     """Print a table with a row per run, of which one without a summary is shown as far as its log goes."""
-    rows, notes = _read(run_dirs, sort)
-    common = common_facts(rows)
+    paths, left_out = find_runs(run_dirs)
+    rows = [row_of(name, read_run(path)) for name, path in zip(names_of(paths), paths, strict=True)]
+    rows = rows if sort is None else _sorted(rows, sort)
+    notes = [*(f"{row.name}: {row.problem}" for row in rows if row.problem), *left_out]
+    of_runs = {name: [row.facts.get(name, "") for row in rows] for name in FACTS}
+    common = {name: values[0] for name, values in of_runs.items() if len(set(values)) == 1}
     facts = [name for name in _COLUMNS if name not in common]
     columns = sorted(_columns(rows), key=lambda name: sort is None or name != _column_of(sort))
     table = [["run", *columns, *facts]]
@@ -186,18 +181,8 @@ def print_table(run_dirs: Iterable[Path], sort: str | None = None) -> None:
         print("  ".join(padded).rstrip())
     if known := ", ".join(f"{name} {value}" for name, value in common.items() if value):
         print(f"{'in all runs: ' if len(rows) > 1 else ''}{known}")
-    for line in [*_differences(rows, common), *notes]:
+    for line in [*_differences(rows, common), *(plain(f"note: {note}") for note in notes)]:
         print(line)
-
-
-def _read(run_dirs: Iterable[Path], sort: str | None) -> tuple[list[Row], list[str]]:
-    """Return the rows, and what to say of runs that are not shown, or not wholly."""
-    paths, left_out = find_runs(run_dirs)
-    rows = [row_of(name, read_run(path)) for name, path in zip(names_of(paths), paths, strict=True)]
-    if sort is not None:
-        rows = _sorted(rows, sort)
-    notes = [f"{row.name}: {row.problem}" for row in rows if row.problem]
-    return rows, [plain(f"note: {note}") for note in (*notes, *left_out)]
 
 
 def _columns(rows: Sequence[Row]) -> list[str]:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
@@ -50,9 +51,9 @@ class EventFile(AppendFile):
             seconds = max(seconds, 1 + max((int(match[1]) for match in found if match), default=0))
         path = folder / f"events.out.tfevents.{seconds}.{os.getpid()}.hvdtrain"
         super().__init__(path, may_write=may_write)
-        self.add_event(Event(file_version="brain.Event:2"))
+        self._add(file_version="brain.Event:2")
         if resumed_step is not None:
-            self.add_event(Event(step=resumed_step + 1, session_log=SessionLog(status=SessionLog.START)))
+            self._add(step=resumed_step + 1, session_log=SessionLog(status=SessionLog.START))
 
     def add(self, values: Mapping[str, float], step: int) -> OSError | None:
         """Add scalars at a step; return what went wrong, if something did."""
@@ -61,12 +62,10 @@ class EventFile(AppendFile):
 
     def add_summary(self, summary: Summary, step: int) -> OSError | None:
         """Add a ``Summary`` at a step; return what went wrong, if something did."""
-        return self.add_event(Event(step=step, summary=summary))
+        return self._add(step=step, summary=summary)
 
-    def add_event(self, event: Event) -> OSError | None:
-        """Add an event, which happens now; return what went wrong, if something did."""
-        event.wall_time = time.time()
-        data = event.SerializeToString()
+    def _add(self, **event: Any) -> OSError | None:
+        data = Event(wall_time=time.time(), **event).SerializeToString()
         length = struct.pack("<Q", len(data))
         return self.append(length + _masked_checksum(length) + data + _masked_checksum(data))
 
