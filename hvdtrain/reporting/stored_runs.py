@@ -80,42 +80,24 @@ class StoredRun:
 
 
 def find_runs(paths: Iterable[Path]) -> tuple[list[Path], list[str]]:
-    """Return the runs among directories, and what to say of those that are left out."""
-    runs: list[Path] = []
-    unreadable: list[str] = []
-    others: list[str] = []
+    """Return the runs among directories, and what to say of those that hold none."""
+    runs, others = list[Path](), list[str]()
     for path in paths:
-        found = list(_runs_at(path))
-        runs += [child for child, error in found if error is None]
-        for child, error in found:
-            if error is not None:
-                text = f"{child}: left out, it cannot be read: {error.strerror or error}"
-                unreadable.append(plain(". ".join(filter(None, [text, access_remedy(error, child)]))))
-        others += [] if found else [plain(str(path))]
-    if not runs and unreadable and not others:
-        raise EnvironmentFault("; ".join(unreadable))
-    if not runs:
-        problems = [*unreadable, *(f"{path}: no run (none of {', '.join(FILES)})" for path in others)]
-        raise UsageError("; ".join(problems), "Name run directories, or a folder of run directories.")
-    notes = [*unreadable, *(f"{path}: left out, it holds no run" for path in others)]
-    return list(dict.fromkeys(runs)), list(dict.fromkeys(notes))
-
-
-def _runs_at(path: Path) -> Iterator[tuple[Path, OSError | None]]:
-    """Yield the run that a directory is, or those in it, and why one cannot be read."""
-    try:
-        children = [path] if holds_run(path) else sorted(path.iterdir())
-    except (FileNotFoundError, NotADirectoryError):
-        return
-    except OSError as error:
-        yield path, error
-        return
-    for child in children:
+        found = []
         try:
-            if child.is_dir() and holds_run(child):
-                yield child, None
+            children = [path] if holds_run(path) else sorted(path.iterdir())
+            found = [child for child in children if child.is_dir() and holds_run(child)]
+        except (FileNotFoundError, NotADirectoryError):
+            pass
         except OSError as error:
-            yield child, error
+            problem = plain(f"{error.filename or path} cannot be read: {error.strerror or error}")
+            raise EnvironmentFault(problem, access_remedy(error, path)) from None
+        runs += found
+        others += [] if found else [plain(str(path))]
+    if not runs:
+        problems = (f"{path}: no run (none of {', '.join(FILES)})" for path in others)
+        raise UsageError("; ".join(problems), "Name run directories, or a folder of run directories.")
+    return list(dict.fromkeys(runs)), [f"{path}: left out, it holds no run" for path in dict.fromkeys(others)]
 
 
 def holds_run(path: Path) -> bool:
