@@ -40,7 +40,7 @@ def side(request):
 
 
 def evaluation(side, loss, metrics, **task):
-    return EvaluationMetrics.of(SimpleNamespace(loss=loss, metrics=metrics, **task), side.functions)
+    return EvaluationMetrics(SimpleNamespace(loss=loss, metrics=metrics, **task), side.functions)
 
 
 def rows(indices, size, total=SAMPLES):

@@ -38,7 +38,7 @@ def side_of(framework):
 
 def states_of(framework, metric, loss="mse", **task):
     task = SimpleNamespace(loss=loss, metrics={"it": metric}, **task)
-    return EvaluationMetrics.of(task, side_of(framework)[0])._states["it"]
+    return EvaluationMetrics(task, side_of(framework)[0])._states["it"]
 
 
 def evaluated(framework, metric, data, loss="mse", workers=3, **task):

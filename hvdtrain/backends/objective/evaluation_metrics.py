@@ -256,20 +256,12 @@ def is_stateful(metric: Any) -> bool:
 class EvaluationMetrics:
     """The metrics of a whole evaluation of one task."""
 
-    def __init__(self, states: Mapping[str, RowsState], order: tuple[str, ...] = ()) -> None:
-        self.order = order
-        self._states = dict(states)
+    def __init__(self, task: Any, functions: MetricFunctions) -> None:
+        self._states: dict[str, RowsState] = {}
         self._seen: Seen = ()
         self.tried: dict[str, float] = {}  # the metrics of the last micro-batch that was tried out
-
-    @classmethod
-    def of(cls, task: Any, functions: MetricFunctions) -> "EvaluationMetrics":
-        """Return those of a task."""
-        if hasattr(task, f"{functions.framework}_loss"):
-            return cls({})
-        given = getattr(task, "metrics", {})
-        states: dict[str, RowsState] = {}
         found: SumMetric | GatheredMetric
+        given = {} if hasattr(task, f"{functions.framework}_loss") else getattr(task, "metrics", {})
         for name, metric in given.items():
             if is_metric_object(metric):
                 found = functions.fed_object(name, metric, task).gathered()
@@ -277,8 +269,8 @@ class EvaluationMetrics:
                 found = named_metric(name, metric, task, functions) if isinstance(metric, str) else metric
             else:
                 continue
-            states[name] = RowsState(name, found, functions.to_numpy)
-        return cls(states, tuple(given) if states else ())
+            self._states[name] = RowsState(name, found, functions.to_numpy)
+        self.order = tuple(given) if self._states else ()
 
     def __bool__(self) -> bool:
         return bool(self._states)

@@ -206,7 +206,7 @@ class ComputationBase:
         self.serving = Serving(task, framework, make_objective(task, framework, table))
         mixing = partial(mixed, cast=cast) if config.mixup or config.cutmix else None
         self.train_objective = make_objective(task, framework, table, config.label_smoothing, mixed=mixing)
-        self.evaluation = EvaluationMetrics.of(task, functions)
+        self.evaluation = EvaluationMetrics(task, functions)
         watch = self._watch if self.evaluation else None
         self.eval_objective = make_objective(task, framework, table, watch=watch)
         # whether loss or metrics are the task's own functions, which are given no padding

@@ -80,10 +80,8 @@ class Samples(NamedTuple):
 _CHUNK_BYTES = 1 << 26  # of all workers that travel at once
 
 ToNumpy = Callable[[Any], NDArray[Any]]
-# by name, the type and the shape of a row
-Layout = dict[str, tuple[str, tuple[int, ...]]]
-# of a worker: the layout, arrays of rows by name, and each row's index in the data set
-_Part = tuple[Layout, dict[str, NDArray[Any]], NDArray[np.int64]]
+# of a worker: arrays of rows by name, and each row's index in the data set
+_Part = tuple[dict[str, NDArray[Any]], NDArray[np.int64]]
 
 
 class Collectives:
@@ -138,11 +136,11 @@ class RowsState:
 
     def __init__(self, name: str, metric: SumMetric | GatheredMetric, to_numpy: ToNumpy) -> None:
         self._name, self._metric, self._to_numpy = f"metrics[{name!r}]", metric, to_numpy
+        self._is_sum = isinstance(metric, SumMetric)
         self.begin()
 
     def begin(self) -> None:
         """Forget all batches."""
-        self._layout: Layout = {}
         self._rows: dict[str, list[NDArray[Any]]] = {}
         self._indices = [np.empty(0, np.int64)]
 
@@ -150,19 +148,19 @@ class RowsState:
         """Add a micro-batch; return its rows, of padding, too."""
         with _named(f"{self._name} fails"):
             given = self._updated(outputs, batch, len(rows.indices))
-        layout = {key: (str(array.dtype), array.shape[1:]) for key, array in given.items()}
-        if not self._layout:
+        counted = {key: array[rows.is_counted] for key, array in given.items()}  # copies of the buffers
+        if self._is_sum:
+            counted = {key: array.sum(0, dtype=np.float64, keepdims=True) for key, array in counted.items()}
+        else:
             self._check_memory(given, rows.total)
-        self._check_stays(self._layout or layout, layout)
-        self._layout = layout
-        for key, array in given.items():
-            kept, counted = self._rows.setdefault(key, []), array[rows.is_counted]  # a copy of the buffer
-            if isinstance(self._metric, SumMetric):
-                kept[:] = [sum(kept, counted.sum(0, dtype=np.float64, keepdims=True))]
-            else:
-                kept.append(counted)
-        if isinstance(self._metric, GatheredMetric):
             self._indices.append(rows.indices[rows.is_counted])
+        self._check_stays({key: parts[0] for key, parts in self._rows.items()} or counted, counted)
+        for key, array in counted.items():
+            kept = self._rows.setdefault(key, [])
+            if self._is_sum and kept:
+                kept[0] = array + kept[0]
+            else:
+                kept.append(array)
         return given
 
     def tried(self, outputs: Any, batch: Mapping[str, Any], rows: Rows) -> float:
@@ -174,19 +172,17 @@ class RowsState:
     def parts(self) -> _Part:
         """Return the state of this worker."""
         rows = {key: np.concatenate(self._rows.pop(key)) for key in list(self._rows)}
-        return self._layout, rows, np.concatenate(self._indices)
+        return rows, np.concatenate(self._indices)
 
     def value(self, of_workers: list[_Part], problem: str = "compute fails") -> float:
         """Return the metric's value, of sums or of rows in the order of the data set; it may be NaN."""
-        layout = of_workers[0][0]
-        for other, _, _ in of_workers:
-            self._check_stays(layout, other)
-        rows = {key: np.concatenate([part[1].pop(key) for part in of_workers]) for key in layout}
-        if isinstance(self._metric, SumMetric):
-            rows = {key: array.sum(0) for key, array in rows.items()}
-        else:
-            order = np.argsort(np.concatenate([indices for _, _, indices in of_workers]), kind="stable")
-            rows = {key: array[order] for key, array in rows.items()}
+        for other, _ in of_workers:
+            self._check_stays(of_workers[0][0], other)
+        order = np.argsort(np.concatenate([indices for _, indices in of_workers]), kind="stable")
+        rows = {}
+        for key in list(of_workers[0][0]):  # one after the other: they may be large
+            joined = np.concatenate([part.pop(key) for part, _ in of_workers])
+            rows[key] = joined.sum(0) if self._is_sum else joined[order]
         with _named(f"{self._name}: {problem}"):
             value = self._metric.compute(rows)
             array = np.asarray(value) if hasattr(value, "shape") or isinstance(value, numbers.Real) else None
@@ -242,10 +238,14 @@ class RowsState:
                     "does in PyTorch and tf.squeeze(outputs, -1) in TensorFlow.",
                 )
 
-    def _check_stays(self, before: Layout, now: Layout) -> None:
-        if before != now:
+    def _check_stays(self, before: Mapping[str, NDArray[Any]], now: Mapping[str, NDArray[Any]]) -> None:
+        one, other = (
+            {key: (str(array.dtype), array.shape[1:]) for key, array in rows.items()}
+            for rows in (before, now)
+        )
+        if one != other:
             raise TaskError(
-                f"{self._name}: update returned {before} for one batch, and {now} for another",
+                f"{self._name}: update returned {one} for one batch, and {other} for another",
                 "Return the same names, types and shapes for every batch: pad all samples to one length, or "
                 "add up over the axis that differs.",
             )
@@ -253,10 +253,11 @@ class RowsState:
     def _check_memory(self, given: Mapping[str, NDArray[Any]], total: int) -> None:
         """Check that the rows of all samples fit into the memory that a metric may take on rank 0."""
         of_sample = sum(array.nbytes // max(1, len(array)) for array in given.values())
-        if isinstance(self._metric, GatheredMetric) and of_sample * total > self._metric.max_bytes:
+        most = getattr(self._metric, "max_bytes", np.inf)
+        if of_sample * total > most:
             raise TaskError(
                 f"{self._name} would gather {of_sample * total / 2**20:,.4g} MiB on rank 0: {of_sample:,} "
-                f"bytes for each of {total:,} samples; it may take {self._metric.max_bytes / 2**20:,.4g} MiB",
+                f"bytes for each of {total:,} samples; it may take {most / 2**20:,.4g} MiB",
                 "Give fewer or smaller numbers for each sample, such as class numbers (preds= of a "
                 "MetricObject), compute it from sums (hvdtrain.SumMetric), or, if rank 0 has the memory, "
                 "give it max_bytes=...",

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,25 +28,24 @@ _SMALL_OUTPUT = 1e-3  # relative to the largest; such an output may be what is l
 class ProgramInput:
     """An input of a program."""
 
-    name: str  # its name
+    name: str
     column: str  # its flat name in a batch
-    dtype: str  # type of its elements
-    shape: Shape  # its shape in the first batch
+    dtype: str
+    shape: Shape  # in the first batch
     # for each axis, the name of what it can be, "batch" or "length"; empty for a fixed one
     axes: tuple[str, ...]
 
     def describe(self) -> str:
         """Return name, type and shape, as text."""
-        return (
-            f"{self.name} {self.dtype} {_shape([a or n for a, n in zip(self.axes, self.shape, strict=True)])}"
-        )
+        axes = [axis or size for axis, size in zip(self.axes, self.shape, strict=True)]
+        return f"{self.name} {self.dtype} {_shape(axes)}"
 
 
 class Case(NamedTuple):
     """Inputs of a program that a real batch gave, and the outputs that the model gave for them."""
 
     size: int  # number of samples
-    tensors: Named  # the inputs
+    tensors: Named
     outputs: Named
 
 
@@ -56,8 +54,9 @@ class Program:
     """The call that a task serves, with named inputs."""
 
     served: Callable[[Any], Any]  # of a batch
+    tensors: Tensors
     inputs: tuple[ProgramInput, ...]
-    is_plain: bool = False  # whether it calls the model with one tensor and nothing else
+    is_plain: bool  # whether it calls the model with one tensor and nothing else
     cases: tuple[Case, ...] = ()  # the first is that of the largest batch
     ignored: tuple[str, ...] = ()  # what the model returns in addition to tensors, as text
 
@@ -70,15 +69,20 @@ class Program:
         """Return the model's outputs for these inputs, as they are."""
         return self.served(nested_batch({one.column: tensors[one.name] for one in self.inputs}))
 
-    def named(self, outputs: Any, tensors: Tensors) -> dict[str, Any]:
+    def named(self, outputs: Any) -> dict[str, Any]:
         """Return the tensors in a model's outputs by name."""
-        return tensors_of(outputs, tensors, [one.name for one in self.inputs])
+        return tensors_of(outputs, self.tensors, [one.name for one in self.inputs])
+
+    def arrays(self, outputs: Mapping[str, Any]) -> list[NDArray[Any]]:
+        """Return tensors as arrays."""
+        return [self.tensors.to_numpy(tensor) for tensor in outputs.values()]
 
 
 def make_program(
-    served: Callable[[Any], Any], batches: Sequence[Named], tensors: Tensors, is_model_call: bool = False
+    served: Callable[[Any], Any], given: Sequence[HostBatch], tensors: Tensors, is_model_call: bool = False
 ) -> Program:
     """Make the program of what is served, from batches of which the first is the largest."""
+    batches = [tensors.batch_of(batch) for batch in given]
     seen = Served(batches[0])
     outputs = served(seen)
     columns = seen.columns(batches[0])
@@ -88,18 +92,17 @@ def make_program(
             f"Give the task {tensors.serve}(model, batch), which returns the outputs to serve.",
         )
     sizes = tuple(int(batch[columns[0]].shape[0]) for batch in batches)
-    program = Program(served, _inputs(columns, batches, sizes), is_model_call and columns == ["inputs"])
-    cases = []
+    is_plain, cases = is_model_call and columns == ["inputs"], []
+    program = Program(served, tensors, _inputs(columns, batches, sizes), is_plain)
     for size, batch in zip(sizes, batches, strict=True):
-        given = {one.name: batch[one.column] for one in program.inputs}
+        inputs = {one.name: batch[one.column] for one in program.inputs}
         try:
-            cases.append(Case(size, given, program.named(program(given), tensors)))
+            cases.append(Case(size, inputs, program.named(program(inputs))))
         except Exception:  # of another size than the first, which the model may not take
             if size == sizes[0]:
                 raise
-    arrays = [tensors.to_numpy(tensor) for tensor in program.named(outputs, tensors).values()]
-    again = [tensors.to_numpy(tensor) for tensor in cases[0].outputs.values()]
-    if not compare(arrays, again).relative <= LARGEST_DIFFERENCE:
+    again = program.arrays(cases[0].outputs)
+    if not compare(program.arrays(program.named(outputs)), again).relative <= LARGEST_DIFFERENCE:
         raise TaskError(
             "called twice with one batch, the model gives different outputs",
             "Does it compute with random numbers, or with attributes that change? Export the weights.",
@@ -162,7 +165,7 @@ class Written(NamedTuple):
 
 
 def write_and_compare(
-    program: Program, tensors: Tensors, write: Callable[[tuple[ProgramInput, ...]], Written]
+    program: Program, write: Callable[[Program, tuple[ProgramInput, ...]], Written]
 ) -> Exported:
     """Write a program with as many dynamic axes as the model allows, and compare it with the model."""
     problem: Exception | None = None
@@ -176,7 +179,7 @@ def write_and_compare(
     for inputs in dict.fromkeys(levels):
         is_last = inputs == levels[-1]
         try:
-            done = _compared(program, tensors, write(inputs))
+            done = _compared(program, write(program, inputs))
         except Exception as error:
             if is_last:
                 raise error from problem
@@ -187,7 +190,7 @@ def write_and_compare(
     raise AssertionError("the last level returns or raises")
 
 
-def _compared(program: Program, tensors: Tensors, written: Written) -> Exported:
+def _compared(program: Program, written: Written) -> Exported:
     """Compare a program with its model: on the real batches that fit, and on parts of the first."""
     inputs, first = written.inputs, program.cases[0].tensors
     cases = [case for case in program.cases if _fits(inputs, case.tensors)]
@@ -200,12 +203,11 @@ def _compared(program: Program, tensors: Tensors, written: Written) -> Exported:
     for name, length in _sizes(inputs, few).items():
         if name.startswith(LENGTH) and length > 1:
             parts.append(_cut(inputs, few, name, length // 2))
-    pairs += [(part, program.named(program(part), tensors)) for part in parts]
+    pairs += [(part, program.named(program(part))) for part in parts]
     worst = Exported(0.0, 1.0)
     for given, outputs in pairs:
         found = written.run(given)
-        expected = [tensors.to_numpy(tensor) for tensor in outputs.values()]
-        worst = worst.joined(compare(expected, [found[name] for name in outputs]))
+        worst = worst.joined(compare(program.arrays(outputs), [found[name] for name in outputs]))
     seen = [_sizes(inputs, given) for given, _ in pairs]
     lengths = dict.fromkeys(n for of_axes in seen for name, n in of_axes.items() if name.startswith(LENGTH))
     return replace(
@@ -305,15 +307,3 @@ def _difference(one: NDArray[Any], other: NDArray[Any]) -> float:
         apart = np.abs(a - b)
     apart[(a == b) | (np.isnan(a) & np.isnan(b))] = 0.0
     return float(np.where(np.isnan(apart), np.inf, apart).max(initial=0.0))
-
-
-def export_program(
-    tensors: Tensors,
-    served: Callable[[Any], Any],
-    is_model_call: bool,
-    batches: Sequence[HostBatch],
-    write: Callable[[Program, tuple[ProgramInput, ...]], Written],
-) -> Exported:
-    """Write what a task serves as a program, load it back and compare outputs."""
-    program = make_program(served, [tensors.batch_of(batch) for batch in batches], tensors, is_model_call)
-    return write_and_compare(program, tensors, partial(write, program))

@@ -22,6 +22,7 @@ from hvdtrain.backends.objective.objective import (
 from hvdtrain.backends.portable.names import Renaming
 from hvdtrain.backends.step_metrics import NO_SIGNALS, PartialSums, findings
 from hvdtrain.backends.tensorflow.batches import BatchMaker, TensorFlowBatch, TensorFlowPending
+from hvdtrain.backends.tensorflow.export import TENSORS
 from hvdtrain.backends.tensorflow.functions import (
     Compiled,
     Phase,
@@ -34,11 +35,11 @@ from hvdtrain.backends.tensorflow.objective.gathering import Gathering
 from hvdtrain.backends.tensorflow.objective.losses import (
     masks_beside,
     masks_within,
+    to_numpy,
     weigh,
 )
 from hvdtrain.backends.tensorflow.objective.metric_objects import FUNCTIONS
 from hvdtrain.backends.tensorflow.precision import cast_outputs_to_fp32, float_bits_of, precision_of
-from hvdtrain.backends.tensorflow.program import TENSORS, to_numpy
 from hvdtrain.backends.tensorflow.state.layer_state import LayerState
 from hvdtrain.backends.tensorflow.state.model_state import ModelState
 from hvdtrain.backends.tensorflow.sync_batch_norm import BatchNormSync

@@ -1,4 +1,4 @@
-"""Keras models in formats for serving, and weights files of Keras."""
+"""Keras models in formats for serving, also as programs with dynamic axes, and weights files of Keras."""
 
 import math
 import tempfile
@@ -10,13 +10,22 @@ from typing import Any
 
 import h5py
 import keras
+import tensorflow as tf
+from numpy.typing import NDArray
 
-from hvdtrain.backends.objective.serving import Serving
+from hvdtrain.backends.objective.serving import Serving, Tensors
 from hvdtrain.backends.portable.names import check_fit
-from hvdtrain.backends.portable.program import compare, export_program
+from hvdtrain.backends.portable.program import (
+    Program,
+    ProgramInput,
+    Written,
+    compare,
+    make_program,
+    write_and_compare,
+)
 from hvdtrain.backends.records import Exported
 from hvdtrain.backends.tensorflow.functions import Phase
-from hvdtrain.backends.tensorflow.program import TENSORS, write_program
+from hvdtrain.backends.tensorflow.objective.losses import to_numpy
 from hvdtrain.backends.tensorflow.task_model import without_loss
 from hvdtrain.data.feed import HostBatch
 from hvdtrain.errors import CheckpointError, TaskError
@@ -24,6 +33,13 @@ from hvdtrain.errors import CheckpointError, TaskError
 Model = Any
 
 _WEIGHTS_FILE = "model.weights.h5"  # in a .keras file, which is a zip archive
+
+TENSORS = Tensors(
+    lambda value: isinstance(value, (tf.Tensor, keras.KerasTensor)),
+    to_numpy,
+    batch_of=lambda batch: {name: tf.convert_to_tensor(array[0]) for name, array in batch.arrays.items()},
+    serve="tf_serve",
+)
 
 
 def export_model(
@@ -42,9 +58,38 @@ def export_model(
     def served(batch: Mapping[str, Any]) -> Any:
         return serving.outputs(Phase(model, training=False), batch)
 
-    return export_program(
-        TENSORS, served, serving.is_model_call, batches, partial(write_program, model, path)
-    )
+    program = make_program(served, batches, TENSORS, serving.is_model_call)
+    return write_and_compare(program, partial(_write_program, model, path))
+
+
+def _write_program(model: Model, path: Path, program: Program, inputs: tuple[ProgramInput, ...]) -> Written:
+    """Write the program with dynamic axes, and load it back."""
+
+    def run(tensors: Mapping[str, Any]) -> dict[str, Any]:
+        return program.named(program(tensors))
+
+    archive = keras.export.ExportArchive()
+    archive.track(model)
+    signature = {one.name: _spec(one) for one in inputs}
+    if len(inputs) == 1:
+        (name,) = signature
+        archive.add_endpoint("serve", lambda tensor: run({name: tensor}), input_signature=[signature[name]])
+    else:
+        archive.add_endpoint("serve", run, input_signature=[signature])
+    archive.write_out(path, verbose=False)
+    loaded = tf.saved_model.load(path)
+
+    def run_loaded(tensors: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
+        # the signature alone would not keep its variables alive
+        found = loaded.signatures["serving_default"](**tensors)
+        return {name: found[name].numpy() for name in program.output_names}
+
+    return Written(run_loaded, inputs)
+
+
+def _spec(one: ProgramInput) -> Any:
+    shape = [None if axis else size for axis, size in zip(one.axes, one.shape, strict=True)]
+    return tf.TensorSpec(shape, one.dtype, one.name)
 
 
 def _load_back(path: Path) -> Model:

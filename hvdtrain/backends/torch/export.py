@@ -1,19 +1,32 @@
-"""PyTorch models in formats for serving, and weights files of PyTorch."""
+"""PyTorch models in formats for serving, also as programs with dynamic axes, and weights files of PyTorch."""
 
+import inspect
 import pickle
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.utils import _pytree as pytree
 
-from hvdtrain.backends.objective.serving import Serving
+from hvdtrain.backends.objective.serving import Serving, Tensors
 from hvdtrain.backends.portable.names import check_fit
-from hvdtrain.backends.portable.program import compare, export_program
+from hvdtrain.backends.portable.program import (
+    BATCH,
+    LENGTH,
+    Program,
+    ProgramInput,
+    Written,
+    compare,
+    make_program,
+    write_and_compare,
+)
 from hvdtrain.backends.records import Exported
-from hvdtrain.backends.torch.program import TENSORS, write_program
+from hvdtrain.backends.torch.state.tensors import as_array
 from hvdtrain.backends.torch.task_model import without_loss
 from hvdtrain.data.feed import HostBatch
 from hvdtrain.errors import CheckpointError, TaskError
@@ -23,6 +36,14 @@ from hvdtrain.storage.files import open_regular
 _KEYS = ("state_dict", "model", "model_state_dict", "module")
 _COUNT = ".num_batches_tracked"
 _PREFIXES = ("module.", "_orig_mod.")  # of DataParallel and of torch.compile
+_EXTERNAL_BYTES = 1 << 30  # an ONNX file holds 2 GiB; the weights of larger models lie next to it
+
+TENSORS = Tensors(
+    lambda value: isinstance(value, torch.Tensor),
+    as_array,
+    batch_of=lambda batch: {name: torch.from_numpy(np.array(a[0])) for name, a in batch.arrays.items()},
+    serve="torch_serve",
+)
 
 
 def export_model(  # noqa: PLR0917 - passed on by the backend as they are
@@ -42,10 +63,9 @@ def export_model(  # noqa: PLR0917 - passed on by the backend as they are
             _write_safetensors(plain, path)
         loaded = _with_weights(make_model, _read_weights(path))
         return compare(*(_outputs(one, batches[0], serving) for one in (plain, loaded)))
-    served = partial(serving.outputs, plain)
     with torch.no_grad():
-        write = partial(write_program, plain, format_name, path)
-        return export_program(TENSORS, served, serving.is_model_call, batches, write)
+        program = make_program(partial(serving.outputs, plain), batches, TENSORS, serving.is_model_call)
+        return write_and_compare(program, partial(_write_program, plain, format_name, path))
 
 
 def plain_model(model: torch.nn.Module, make_model: Callable[[], torch.nn.Module]) -> torch.nn.Module:
@@ -84,6 +104,120 @@ def _write_safetensors(model: torch.nn.Module, path: Path) -> None:
         # a tensor of its own under each name: the format knows no shared ones
         tensors[name] = value.detach().clone(memory_format=torch.contiguous_format)
     save_file(tensors, path, metadata={"format": "pt"})
+
+
+class _Program(torch.nn.Module):
+    """A model that takes the inputs of a program by name and returns its outputs by name."""
+
+    def __init__(self, model: torch.nn.Module, program: Program) -> None:
+        super().__init__()
+        self.model = model
+
+        def forward(**tensors: torch.Tensor) -> Any:
+            named = program.named(program(tensors))
+            return named["outputs"] if list(named) == ["outputs"] else named
+
+        # torch.export reads the names of the inputs from the signature
+        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        parameters = [inspect.Parameter(one.name, kind) for one in program.inputs]
+        forward.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        self.forward = forward
+
+
+def _write_program(
+    model: torch.nn.Module,
+    format_name: str,
+    path: Path,
+    program: Program,
+    inputs: tuple[ProgramInput, ...],
+) -> Written:
+    """Write the program with dynamic axes if the model allows them, and load it back."""
+    case = program.cases[0]
+    # of copies: they stay marked as dynamic
+    examples = {one.name: case.tensors[one.name].clone() for one in inputs}
+    axes = {one.name: _dynamic(one) for one in inputs}
+    if program.is_plain and _is_flat(model(*examples.values()), program):
+        exported = torch.export.export(model, tuple(examples.values()), dynamic_shapes=tuple(axes.values()))
+    else:
+        module = _Program(model, program).eval()
+        exported = torch.export.export(module, (), examples, dynamic_shapes=axes)
+    write = _write_onnx if format_name == "onnx" else _write_exported
+    found, names = _dynamic_in(exported, inputs)
+    return Written(write(exported, path, program, names), found)
+
+
+def _dynamic(one: ProgramInput) -> dict[int, Any]:
+    return {number: torch.export.Dim.AUTO for number, axis in enumerate(one.axes) if axis}
+
+
+def _is_flat(outputs: Any, program: Program) -> bool:
+    """Return whether torch.export takes a model's outputs as they are, in the order of their names."""
+    tensors = [leaf for leaf in pytree.tree_leaves(outputs) if leaf is not None]
+    named = program.named(outputs)
+    return len(tensors) == len(named) and all(
+        one is other for one, other in zip(tensors, named.values(), strict=True)
+    )
+
+
+def _dynamic_in(
+    exported: Any, inputs: tuple[ProgramInput, ...]
+) -> tuple[tuple[ProgramInput, ...], dict[str, str]]:
+    """Return the inputs with the axes that PyTorch found to be dynamic, and the names of its symbols."""
+    nodes = {node.name: node for node in exported.graph.nodes if node.op == "placeholder"}
+    names: dict[str, str] = {}
+    found = []
+    for one, node in zip(inputs, exported.graph_signature.user_inputs, strict=True):
+        axes = []
+        for axis, size in zip(one.axes, nodes[node].meta["val"].shape, strict=True):
+            symbol = str(size)
+            if not symbol.isdigit() and symbol not in names:
+                lengths = sum(name.startswith(LENGTH) for name in names.values())
+                names[symbol] = axis if axis == BATCH else f"{LENGTH}_{lengths + 1}" if lengths else LENGTH
+            axes.append(names.get(symbol, ""))
+        found.append(replace(one, axes=tuple(axes)))
+    return tuple(found), names
+
+
+def _write_exported(
+    exported: Any, path: Path, program: Program, names: Mapping[str, str]
+) -> Callable[[Mapping[str, Any]], dict[str, NDArray[Any]]]:
+    torch.export.save(exported, path)
+    loaded = torch.export.load(path).module()
+    is_plain = not exported.example_inputs[1]
+
+    def run(inputs: Mapping[str, torch.Tensor]) -> dict[str, NDArray[Any]]:
+        outputs = loaded(*inputs.values()) if is_plain else loaded(**inputs)
+        return {name: as_array(tensor) for name, tensor in program.named(outputs).items()}
+
+    return run
+
+
+def _write_onnx(
+    exported: Any, path: Path, program: Program, names: Mapping[str, str]
+) -> Callable[[Mapping[str, Any]], dict[str, NDArray[Any]]]:
+    import onnxruntime
+
+    size = sum(tensor.nbytes for tensor in exported.state_dict.values())
+    converted = torch.onnx.export(
+        exported,
+        dynamo=True,
+        verbose=False,
+        input_names=[one.name for one in program.inputs],
+        output_names=list(program.output_names),
+    )
+    assert converted is not None  # the exporter by dynamo returns a program
+    if hasattr(converted, "rename_axes"):
+        converted.rename_axes(dict(names.items()))
+    converted.save(path, external_data=size > _EXTERNAL_BYTES)
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+
+    def run(inputs: Mapping[str, torch.Tensor]) -> dict[str, NDArray[Any]]:
+        found = session.run(None, {name: as_array(tensor) for name, tensor in inputs.items()})
+        return dict(zip(program.output_names, found, strict=True))
+
+    return run
 
 
 def load_weights_file(model: torch.nn.Module, path: Path) -> str:

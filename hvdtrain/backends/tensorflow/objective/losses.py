@@ -4,12 +4,19 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
+import keras
+import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
 from hvdtrain.backends.objective.losses import NamedLosses, PerSample, Values, Weighted
 
 Tensor = Any
+
+
+def to_numpy(tensor: Any) -> NDArray[Any]:
+    """Return a tensor as an array."""
+    return np.asarray(keras.ops.convert_to_numpy(tensor))
 
 
 def as_arrays(value: Any) -> tuple[NDArray[Any], NDArray[Any] | None]:

@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from hvdtrain.backends.objective import metric_objects as shared
 from hvdtrain.backends.objective.evaluation_metrics import MetricFunctions
 from hvdtrain.backends.objective.stateful_metrics import Collectives
-from hvdtrain.backends.tensorflow.objective.losses import LOSSES, mask_of, with_mask
-from hvdtrain.backends.tensorflow.program import to_numpy
+from hvdtrain.backends.tensorflow.objective.losses import LOSSES, mask_of, to_numpy, with_mask
 
 Tensor = Any
 
