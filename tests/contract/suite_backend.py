@@ -349,7 +349,10 @@ def test_a_dry_run_takes_what_works_in_a_step(started):
     ("changes", "problem"),
     [
         ({"loss": raises}, "no such loss"),
-        ({"metrics": {"f1": lambda o, b: 0.5}}, "f1 must give one value per sample, found a float"),
+        (
+            {"metrics": {"f1": lambda o, b: 0.5}},
+            "f1 must give one value per sample, shape (24,); found a float",
+        ),
         (
             {"metrics": {"a": lambda o, b: (o - b["targets"])[0, 0]}},
             "a must give one value per sample, shape (24,); found shape ()",

@@ -77,6 +77,6 @@ class Unmasked(Regression):
     """Is right, but a mask does not reach the loss here; plain loops do not use what is changed."""
 
     def __init__(self):
-        from hvdtrain.backends.tensorflow.objective import losses
+        from hvdtrain.backends.objective import losses
 
-        object.__setattr__(losses.LOSSES, "mask_of", lambda outputs: None)
+        losses.mask_of = lambda outputs: None

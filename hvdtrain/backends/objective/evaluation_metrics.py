@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hvdtrain.backends.objective.logits import check_comparable, class_axis_option, named_loss, of_tensor
-from hvdtrain.backends.objective.losses import Counting, NamedLosses, counting_of
+from hvdtrain.backends.objective.losses import Counting, NamedLosses, counting_of, mask_of
 from hvdtrain.backends.objective.metric_objects import FedObject, is_metric_object
 from hvdtrain.backends.objective.stateful_metrics import (
     GatheredMetric,
@@ -101,7 +101,7 @@ class _Targets:
 
     def _classes(self, outputs: Any, targets: Any) -> tuple[Any, Array, Array]:
         """Return logits with classes last; class numbers and whether they count, (samples, places)."""
-        mask = self.functions.losses.mask_of(outputs)
+        mask = mask_of(outputs)
         outputs, targets = self.functions.losses.classes_last(self.name, outputs, targets, self.class_axis)
         targets, classes = self.functions.to_numpy(targets), outputs.shape[-1]
         is_soft = targets.ndim == len(outputs.shape)
@@ -112,7 +112,7 @@ class _Targets:
 
     def _labels(self, outputs: Any, targets: Any) -> tuple[Array, Array, Array]:
         """Return logits, targets and whether they count, (samples, places, labels)."""
-        mask, shapes = self.functions.losses.mask_of(outputs), (tuple(outputs.shape), tuple(targets.shape))
+        mask, shapes = mask_of(outputs), (tuple(outputs.shape), tuple(targets.shape))
         check_comparable(self.name, *shapes)
         axis = self._label_axis(*shapes)
         targets = self.functions.to_numpy(targets)
@@ -277,8 +277,7 @@ class EvaluationMetrics:
 
     def watch(self, outputs: Any, batch: Mapping[str, Any]) -> None:
         """Keep the outputs and the batch of a call of the model, for ``take``."""
-        if self._states:
-            self._seen = outputs, batch
+        self._seen = outputs, batch
 
     def take(self) -> Seen:
         """Return what was kept of the last call, and forget it."""

@@ -109,6 +109,11 @@ class Values(NamedTuple, Generic[T]):
     rows: T
 
 
+def mask_of(outputs: Any) -> Any:
+    """Return the mask of Keras that outputs have; None if they have none."""
+    return getattr(outputs, "_keras_mask", None)
+
+
 @dataclass(frozen=True)
 class NamedLosses:
     """The named losses and metrics over a framework's operations."""
@@ -117,12 +122,9 @@ class NamedLosses:
     floats: Callable[[Tensor], Tensor]  # casts to float32
     is_floating: Callable[[Tensor], bool]
     largest: Callable[[Tensor], Tensor]  # returns where the largest number of the last axis is
-    mask_of: Callable[[Tensor], Tensor | None]  # returns the mask of outputs, if they have one
     moved_last: Callable[[Tensor, int], Tensor]  # moves an axis to the end
-    squeezed: Callable[[Tensor], Tensor]  # takes away the last axis, of length 1
     # gives outputs the targets' shape, and targets their type
     aligned: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
-    expanded: Callable[[Tensor, int], Tensor]  # adds axes of length 1 at the end
     with_zeros: Callable[[Tensor, Tensor], Tensor]  # returns class numbers, 0 for those that do not count
     looked_up: Callable[[tuple[float, ...], Tensor], Tensor]  # returns the weight of each class number
     # (outputs, targets, those of them that count, ignore_index, label_smoothing)
@@ -157,7 +159,7 @@ class NamedLosses:
         The target is (1 - label_smoothing) * onehot + label_smoothing / classes. What a target's class weighs
         applies to the whole of its loss.
         """
-        mask = self.mask_of(outputs)
+        mask = mask_of(outputs)
         outputs, targets = self.classes_last("cross_entropy", outputs, batch["targets"], class_axis)
         counted = self._counted(targets, counting, self._is_soft(outputs, targets))
         classes = targets if counted is None else self.with_zeros(targets, counted)
@@ -179,13 +181,13 @@ class NamedLosses:
         if rank == of_targets and outputs.shape == targets.shape:
             check_class_numbers(name, self.is_floating(targets), tuple(targets.shape))
             return self.moved_last(outputs, axis), self.moved_last(targets, axis)
-        return self.moved_last(outputs, axis), targets if of_targets < rank else self.squeezed(targets)
+        return self.moved_last(outputs, axis), targets if of_targets < rank else targets[..., 0]
 
     def _compared(
         self, name: str, outputs: Tensor, batch: Batch, counting: Counting = OF_METRICS
     ) -> PerSample:
         """Return what compares each output with a target."""
-        mask, targets = self.mask_of(outputs), batch["targets"]
+        mask, targets = mask_of(outputs), batch["targets"]
         check_comparable(name, tuple(outputs.shape), tuple(targets.shape))
         outputs, targets = self.aligned(outputs, targets)
         weights = self._shaped_like(targets, mask)
@@ -203,7 +205,7 @@ class NamedLosses:
         class_axis: int | None = None,
     ) -> PerSample:
         """Return whether the target's logit is the largest, or among the five largest."""
-        mask = self.mask_of(outputs)
+        mask = mask_of(outputs)
         outputs, targets = self.classes_last(name, outputs, batch["targets"], class_axis)
         soft = self._is_soft(outputs, targets)
         counted = self._counted(targets, counting, soft)
@@ -211,9 +213,8 @@ class NamedLosses:
         if name == "accuracy":
             right = self.is_largest(outputs, targets)
         else:
-            right = self.is_in_top5(
-                outputs, targets if counted is None else self.with_zeros(targets, counted)
-            )
+            chosen = targets if counted is None else self.with_zeros(targets, counted)
+            right = self.is_in_top5(outputs, chosen)
         return self.means(self.floats(right), _product(counted, self._shaped_like(targets, mask)))
 
     def _is_soft(self, outputs: Tensor, targets: Tensor) -> bool:
@@ -243,7 +244,7 @@ class NamedLosses:
         """Return weights as floats of the targets' rank; None if there are none."""
         if weights is None:
             return None
-        return self.expanded(self.floats(weights), self.rank(targets) - self.rank(weights))
+        return self.floats(weights)[(..., *[None] * (self.rank(targets) - self.rank(weights)))]
 
 
 def _product(one: Tensor | None, other: Tensor | None) -> Tensor | None:
@@ -255,15 +256,12 @@ def _product(one: Tensor | None, other: Tensor | None) -> Tensor | None:
 
 def _check_class_weights(given: int, outputs: Tensor, soft: bool) -> None:
     """Check that there is a weight for each class of the outputs, and that targets are class numbers."""
-    if soft:
+    if soft or given != outputs.shape[-1]:
+        found = f"{given} numbers; the model's outputs have {outputs.shape[-1]} classes"
         raise TaskError(
-            "class_weights takes class numbers as targets; found a probability for each class",
-            "Leave class_weights out, or return hvdtrain.Weighted(losses, weights) from the task's loss.",
-        )
-    if given != outputs.shape[-1]:
-        raise TaskError(
-            f"class_weights has {given} numbers; the model's outputs have {outputs.shape[-1]} classes",
-            "Give class_weights one number for each class.",
+            f"class_weights has {found}{', and the targets are a probability for each' if soft else ''}",
+            "Give class_weights one number for each class, and targets that are class numbers; or return "
+            "hvdtrain.Weighted(losses, weights) from the task's loss.",
         )
 
 
@@ -272,7 +270,15 @@ def check_values(given: Mapping[str, Any], samples: int | None) -> None:
     for index, (name, value) in enumerate(given.items()):
         what = name if index else "the loss"
         if not isinstance(value, Weighted):
-            _check_per_sample(what, value, samples)
+            shape = tuple(value.shape) if hasattr(value, "shape") else None
+            if shape != (samples,):
+                found = f"a {type(value).__name__}" if shape is None else f"shape {shape}"
+                raise TaskError(
+                    f"{what} must give one value per sample, shape ({samples},); found {found}",
+                    "Take the mean over all axes but the first, and no mean over samples. If it is the mean of "
+                    "a batch, give hvdtrain.Weighted(mean, number of rows or tokens). What a sample alone does "
+                    "not have, such as F1, is a metric of the whole evaluation.",
+                )
             continue
         values, weights = (tuple(np.shape(part)) for part in value)
         if values != weights or values not in ((), (samples,)):
@@ -286,21 +292,6 @@ def check_values(given: Mapping[str, Any], samples: int | None) -> None:
                 f"the weights of {what} depend on the model's parameters; no gradient flows through weights",
                 "Give weights.detach(), or multiply the values and return them without Weighted.",
             )
-
-
-def _check_per_sample(what: str, value: Any, samples: int | None) -> None:
-    shape = tuple(value.shape) if hasattr(value, "shape") else None
-    if shape != (samples,):
-        found = f"shape ({samples},); found shape {shape}"
-        if shape is None:
-            found = f"found a {type(value).__name__}"
-        of_all = " What a sample alone does not have, such as F1, is a metric of the whole evaluation."
-        raise TaskError(
-            f"{what} must give one value per sample, {found}",
-            "Take the mean over all axes but the first, and no mean over samples. If it is the mean of a "
-            "batch, give hvdtrain.Weighted(mean, number of rows or tokens)."
-            + ("" if what.startswith("the loss") else of_all),
-        )
 
 
 def sample_values(names: Sequence[str], weighted: Sequence[str], rows: Any, weights: Any) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hvdtrain.backends.objective.logits import class_axis_of, class_axis_option, logits_of, named_loss
-from hvdtrain.backends.objective.losses import counting_of
+from hvdtrain.backends.objective.losses import counting_of, mask_of
 from hvdtrain.backends.objective.stateful_metrics import MAX_BYTES, GatheredMetric
 from hvdtrain.data.naming import has_class, type_name
 from hvdtrain.errors import TaskError
@@ -148,10 +148,6 @@ class FedObject(ABC):
     def as_arguments(self, preds: Array, targets: Array, mask: Array | None) -> tuple[Any, Any]:
         """Return predictions and targets as tensors, having checked what the library would not refuse."""
 
-    def mask_of(self, outputs: Any, preds: Any) -> Any:
-        """Return the mask of what the object compares, if it heeds one."""
-        return None
-
     def gathered(self) -> GatheredMetric:
         """Return the metric that gathers what the object compares."""
         return GatheredMetric(self._rows, self.computed, self.given.max_bytes)
@@ -168,8 +164,8 @@ class FedObject(ABC):
                 f"compares the outputs with one array, batch['targets']; the batch has {found}",
                 "Give hvdtrain.MetricObject(..., targets=lambda outputs, batch: batch['...']).",
             )
-        mask = self.mask_of(outputs, preds)
-        return {"preds": preds, "targets": targets, **({} if mask is None else {"mask": mask})}
+        rows, mask = {"preds": preds, "targets": targets}, mask_of(outputs)
+        return rows if mask is None or preds.shape[:2] != outputs.shape[:2] else {**rows, "mask": mask}
 
     def computed(self, rows: dict[str, Array]) -> Any:
         """Return the object's value of all rows."""

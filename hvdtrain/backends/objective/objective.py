@@ -168,8 +168,7 @@ def _no_objective(framework: str) -> Objective:
 
     def objective(model: Any, batch: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
         raise TaskError(
-            f"the task has {framework}_step and neither loss nor {framework}_loss, which say what an "
-            "evaluation computes",
+            f"the task has {framework}_step and no loss, which says what an evaluation computes",
             f"Add loss or {framework}_loss(model, batch).",
             everywhere=True,
         )

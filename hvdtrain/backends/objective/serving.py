@@ -59,16 +59,14 @@ class Serving:
         """Return what a model in evaluation gives for a batch without labels."""
         if self._own is not None:
             return self._own(model, batch)
-        if not self.is_model_call:
-            name = self._framework
-            raise TaskError(
-                f"the task's {name}_loss or {name}_step calls the model itself: it is not known what is to "
-                "be computed where it is served",
-                f"Give the task {name}_serve(model, batch), which returns the outputs to serve, such as "
-                'model(batch["inputs"]).',
-                everywhere=True,
-            )
-        return self._call(model, batch)[0]
+        if self.is_model_call:
+            return self._call(model, batch)[0]
+        name = self._framework
+        raise TaskError(
+            f"the task's {name}_loss or {name}_step calls the model itself: what is served is not known",
+            f'Give the task {name}_serve(model, batch), which returns it, such as model(batch["inputs"]).',
+            everywhere=True,
+        )
 
     def predicted(self, model: Any, batch: Mapping[str, Any], tensors: Tensors) -> dict[str, Any]:
         """Return the outputs for a batch by name."""
@@ -97,8 +95,8 @@ def named_outputs(
     """Return the tensors in a model's outputs by name, and what else there is, as text."""
     if is_dataclass(outputs) and not isinstance(outputs, (type, Mapping)):
         outputs = {field.name: getattr(outputs, field.name) for field in fields(outputs)}
-    elif isinstance(outputs, tuple) and hasattr(outputs, "_fields"):
-        outputs = dict(zip(outputs._fields, outputs, strict=True))
+    elif isinstance(outputs, tuple) and hasattr(outputs, "_asdict"):
+        outputs = outputs._asdict()
     named: dict[str, Any] = {}
     ignored = []
     for path, leaf in leaves(outputs, tensors.is_tensor):

@@ -1,8 +1,7 @@
 """Evaluating a checkpoint, and its outputs for every sample: any number of workers, either framework."""
 
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -10,12 +9,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Unpack
 
-import numpy as np
 from numpy.typing import NDArray
 
 from hvdtrain.config.train_options import TrainOptions
 from hvdtrain.data.eval_sets import metric_prefixes, sets_of
-from hvdtrain.data.feed import HostBatch
 from hvdtrain.data.training_data import readers_for
 from hvdtrain.early_stopping import metrics_by_set
 from hvdtrain.errors import EnvironmentFault, TaskError, UsageError, WorkerFailure
@@ -23,7 +20,6 @@ from hvdtrain.host.launcher import muted_console
 from hvdtrain.jobs.opening.data_identity import words_for
 from hvdtrain.jobs.opening.data_sets import known_size
 from hvdtrain.jobs.opening.dry_run import check_alone
-from hvdtrain.jobs.opening.start import JobSpec
 from hvdtrain.jobs.serving.checkpoint import (
     Call,
     OpenRun,
@@ -153,27 +149,19 @@ SPLITS = ("train", "eval", "predict")
 _FIELDS = {"on_bad_sample": "error", "compile": False, "checkpoint_activations": False}
 
 
-# indices of samples, and their outputs
-_Part = tuple[NDArray[np.int64], Rows]
-
-
 @dataclass
 class _Predictions:
     """Predictions that were made, as rank 0 knows them."""
 
     file: PredictionFile
-    samples: int = 0
     shapes: dict[str, str] = field(default_factory=dict)
     left_out: set[str] = field(default_factory=set)
 
-    def add(self, everyone: Sequence[_Part]) -> None:
-        """Write the workers' parts of one step, in the data's order."""
-        for indices, rows in everyone:
-            if len(indices):
-                expected = np.arange(self.samples, self.samples + len(indices))
-                assert (indices == expected).all(), "workers have consecutive samples, in the order of ranks"
+    def add(self, everyone: Sequence[Rows]) -> None:
+        """Write the workers' parts of one step, which are consecutive samples in the order of ranks."""
+        for rows in everyone:
+            if rows:
                 self.file.add(rows)
-                self.samples += len(indices)
                 self.shapes = {name: f"{array.dtype} {array.shape[1:]}" for name, array in rows.items()}
 
     def describe(self, run: OpenRun, output: Path | None) -> str:
@@ -182,7 +170,7 @@ class _Predictions:
         notes = [*run.notes]
         if self.left_out:
             notes.append(f"without {', '.join(sorted(self.left_out))}, which is one value for a whole batch")
-        rows = f"{counted(self.samples, 'sample')} of the {words_for(run.name)}"
+        rows = f"{counted(len(run.session.data.evaluation), 'sample')} of the {words_for(run.name)}"
         weights, step = "EMA weights, " * run.is_ema, run.found.manifest.step
         lines = [f"predictions: {output or 'returned'} ({rows}: {outputs})"]
         lines += [f"of {run.found.path}, {weights}step {step:,}", *(f"note: {note}" for note in notes)]
@@ -267,9 +255,8 @@ def predict_checkpoint(
 
         once(open_file)
         with task_errors("prediction failed", WorkerFailure), backend.ema_weights():
-            for part in _parts(run.session, job, done):
-                everyone = workers.allgather_object(part)
-                once(partial(done.add, everyone))
+            for part in _parts(run.session, done):
+                once(partial(done.add, workers.allgather_object(part)))
             once(done.file.finish)
         if output is not None:
             once(lambda: put_into_place(written[0], output))
@@ -278,26 +265,17 @@ def predict_checkpoint(
     return arrays
 
 
-def _parts(session: Session, job: JobSpec, done: _Predictions) -> Iterator[_Part]:
+def _parts(session: Session, done: _Predictions) -> Iterator[Rows]:
     """Yield this worker's part of the outputs, batch by batch, without padding."""
-    backend = session.backend
     with (
-        readers_for(job.config, None, session.data.evaluation) as session.data.readers,
+        readers_for(session.config, None, session.data.evaluation) as session.data.readers,
         session.data.eval_feed(session.plan()) as feed,
     ):
-        hosts: deque[HostBatch] = deque()  # the device's batches come later
-        for batch in backend.to_device(_noted(feed, hosts)):
+        for batch in session.backend.to_device(feed):
             ACTIVITY.enter("predicting", is_long=True)
-            host = hosts.popleft()
-            real = host.weights[0] > 0
-            outputs = _by_sample(backend.predict(batch), len(real), done)
-            yield host.indices[0][real], {name: array[real] for name, array in outputs.items()}
-
-
-def _noted(feed: Iterable[HostBatch], hosts: deque[HostBatch]) -> Iterator[HostBatch]:
-    for batch in feed:
-        hosts.append(batch)
-        yield batch
+            real = batch.samples.weights[0] > 0
+            outputs = _by_sample(session.backend.predict(batch), len(real), done)
+            yield {name: array[real] for name, array in outputs.items()} if real.any() else {}
 
 
 def _by_sample(outputs: Rows, samples: int, done: _Predictions) -> dict[str, NDArray[Any]]:

@@ -6,7 +6,7 @@ import shutil
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,11 +20,10 @@ _GROUP_BYTES = 1 << 26  # rows of a Parquet file that are written together
 
 def check_suffix(path: Path) -> None:
     """Check that predictions can be written to a file of this name."""
-    suffix = path.suffix
-    if suffix not in _FORMATS:
+    if path.suffix not in _FORMATS:
         known = " or ".join(_FORMATS)
         raise UsageError(f"--output {path}: predictions are written to files that end with {known}")
-    if suffix == ".parquet" and importlib.util.find_spec("pyarrow") is None:
+    if path.suffix == ".parquet" and importlib.util.find_spec("pyarrow") is None:
         raise EnvironmentFault(
             f"--output {path} needs pyarrow", "pip install pyarrow, or write an .npz file."
         )
@@ -68,31 +67,28 @@ class NpzFile(Arrays):
         self._path, self._samples = path, samples
         self._folder = path.with_name(f"{path.name}.arrays")
         self._folder.mkdir()
-        self._files: dict[str, BinaryIO] = {}
 
     def finish(self) -> None:
         """Put the arrays into the archive."""
         with zipfile.ZipFile(self._path, "w", zipfile.ZIP_STORED) as archive:
-            for name, file in self._files.items():
-                file.close()
-                archive.write(file.name, f"{name}.npy")
+            for name in self._first:
+                archive.write(self._folder / f"{name}.npy", f"{name}.npy")
         shutil.rmtree(self._folder)
 
     def _keep(self, name: str, array: NDArray[Any]) -> None:
         kind = self._first[name].dtype
-        if name not in self._files:
-            self._files[name] = (self._folder / f"{name}.npy").open("wb")
-            shape = (self._samples, *array.shape[1:])
-            header = {"descr": np.lib.format.dtype_to_descr(kind), "fortran_order": False, "shape": shape}
-            np.lib.format.write_array_header_1_0(self._files[name], header)
-        self._files[name].write(array.astype(kind, copy=False).tobytes())
+        with (self._folder / f"{name}.npy").open("ab") as file:
+            if not file.tell():
+                shape = (self._samples, *array.shape[1:])
+                header = {"descr": np.lib.format.dtype_to_descr(kind), "fortran_order": False, "shape": shape}
+                np.lib.format.write_array_header_1_0(file, header)
+            file.write(array.astype(kind, copy=False).tobytes())
 
 
 class ParquetFile:
     """A Parquet file with one column for each output; an output with several numbers is a column of lists."""
 
-    def __init__(self, path: Path, samples: int) -> None:
-        del samples
+    def __init__(self, path: Path, _samples: int) -> None:
         self._path = path
         self._writer: Any = None
         self._tables: list[Any] = []

@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from hvdtrain.backends.objective.losses import NamedLosses, PerSample, Values, Weighted
+from hvdtrain.backends.objective.losses import NamedLosses, PerSample, Values, Weighted, mask_of
 
 Tensor = Any
 
@@ -46,11 +46,6 @@ def weigh(given: Mapping[str, Any], samples: Tensor, kind: Any) -> Values[Tensor
 
 
 _KEY = "_keras_mask"
-
-
-def mask_of(outputs: Any) -> Tensor | None:
-    """Return the mask of a tensor; None if it has none."""
-    return getattr(outputs, _KEY, None)
 
 
 def with_mask(outputs: Tensor, mask: Tensor | None) -> Tensor:
@@ -133,13 +128,8 @@ LOSSES = NamedLosses(
     floats=partial(tf.cast, dtype=tf.float32),
     is_floating=lambda tensor: bool(tensor.dtype.is_floating),
     largest=partial(tf.argmax, axis=-1),
-    mask_of=mask_of,
     moved_last=_moved_last,
-    squeezed=partial(tf.squeeze, axis=-1),
     aligned=_aligned,
-    expanded=lambda tensor, axes: tf.reshape(
-        tensor, tf.concat([tf.shape(tensor), tf.ones(max(axes, 0), tf.int32)], 0)
-    ),
     with_zeros=lambda targets, counted: targets * tf.cast(counted, targets.dtype),
     looked_up=lambda weights, classes: tf.gather(tf.constant(weights, tf.float32), classes),
     entropies=_entropies,

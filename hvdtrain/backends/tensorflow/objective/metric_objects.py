@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from hvdtrain.backends.objective import metric_objects as shared
 from hvdtrain.backends.objective.evaluation_metrics import MetricFunctions
 from hvdtrain.backends.objective.stateful_metrics import Collectives
-from hvdtrain.backends.tensorflow.objective.losses import LOSSES, mask_of, to_numpy, with_mask
+from hvdtrain.backends.tensorflow.objective.losses import LOSSES, to_numpy, with_mask
 
 Tensor = Any
 
@@ -65,11 +65,6 @@ class FedObject(shared.FedObject):
         is_iou = "IoU" in names and "BinaryIoU" not in names
         self._takes_numbers = (is_iou and metric.sparse_y_pred) or names[:1] == ["Accuracy"]
         self.ignored = [getattr(metric, "ignore_class", settings.get("ignore_class"))]
-
-    def mask_of(self, outputs: Any, preds: Any) -> Any:
-        """Return the mask of what the object compares, if it heeds one."""
-        mask = mask_of(outputs)
-        return None if mask is None or preds.shape[:2] != outputs.shape[:2] else mask
 
     def probabilities(self, logits: NDArray[Any]) -> NDArray[Any]:
         """Return the activation of logits."""
