@@ -275,9 +275,9 @@ def check_values(given: Mapping[str, Any], samples: int | None) -> None:
                 found = f"a {type(value).__name__}" if shape is None else f"shape {shape}"
                 raise TaskError(
                     f"{what} must give one value per sample, shape ({samples},); found {found}",
-                    "Take the mean over all axes but the first, and no mean over samples. If it is the mean of "
-                    "a batch, give hvdtrain.Weighted(mean, number of rows or tokens). What a sample alone does "
-                    "not have, such as F1, is a metric of the whole evaluation.",
+                    "Take the mean over all axes but the first, and no mean over samples. If it is the mean "
+                    "of a batch, give hvdtrain.Weighted(mean, number of rows or tokens). What a sample alone "
+                    "does not have, such as F1, is a metric of the whole evaluation.",
                 )
             continue
         values, weights = (tuple(np.shape(part)) for part in value)

@@ -7,8 +7,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from hvdtrain.backends.options import GROWTH_INTERVAL, INITIAL_SCALE, LOWEST_SCALE, LossScaleBase
 from hvdtrain.backends.objective.losses import mask_of
+from hvdtrain.backends.options import GROWTH_INTERVAL, INITIAL_SCALE, LOWEST_SCALE, LossScaleBase
 from hvdtrain.backends.tensorflow.objective.losses import with_mask
 from hvdtrain.backends.tensorflow.traced_workers import Sized
 from hvdtrain.config import Config

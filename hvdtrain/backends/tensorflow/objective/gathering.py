@@ -58,16 +58,13 @@ def _gather(rows: Tensor, name: str, counts: Tensor, rank: Any) -> Tensor:
 
     @tf.custom_gradient  # type: ignore[untyped-decorator]
     def gather(own: Tensor) -> tuple[Tensor, Any]:
-        return _from_bits(_joined(_as_bits(own), name), own), scatter
+        return tf.ensure_shape(_joined(own, name), (None, *own.shape[1:])), scatter
 
-    @tf.custom_gradient  # type: ignore[untyped-decorator]
-    def scatter(gradient: Tensor) -> tuple[Tensor, Any]:
+    def scatter(gradient: Tensor) -> Tensor:
         with _named(f"{name}.backward"):
-            bits = _as_bits(gradient)
-            received, _ = hvd.alltoall(bits, counts, f"{name}.backward", ignore_name_scope=True)
-        parts = _from_bits(received, gradient)
+            received, _ = hvd.alltoall(gradient, counts, f"{name}.backward", ignore_name_scope=True)
         shape = tf.concat([tf.stack([tf.shape(counts)[0], counts[rank]]), tf.shape(gradient)[1:]], 0)
-        return tf.reduce_sum(tf.reshape(parts, shape), 0), gather
+        return tf.reduce_sum(tf.reshape(received, shape), 0)
 
     return gather(rows)
 
@@ -80,16 +77,6 @@ def _joined(rows: Tensor, name: str) -> Tensor:
 
 def _named(name: str) -> Any:
     return nullcontext() if tf.executing_eagerly() else marked(name)
-
-
-def _as_bits(rows: Tensor) -> Tensor:
-    """Return rows of any type as one that Horovod takes."""
-    return tf.cast(rows, tf.uint8) if rows.dtype == tf.bool else tf.bitcast(rows, tf.uint8)
-
-
-def _from_bits(bits: Tensor, like: Tensor) -> Tensor:
-    rows = tf.cast(bits, tf.bool) if like.dtype == tf.bool else tf.bitcast(bits, like.dtype)
-    return tf.ensure_shape(rows, (None, *like.shape[1:]))
 
 
 def _checked(tensor: Tensor, **options: Any) -> Tensor:

@@ -7,6 +7,7 @@ import torch
 from horovod.torch import mpi_ops
 from torch import Tensor
 from torch.autograd import Function
+from torch.autograd.function import once_differentiable
 
 from hvdtrain.backends.objective import gathering
 from hvdtrain.backends.objective.gathering import horovods_own
@@ -25,7 +26,7 @@ class Gathering(gathering.Gathering):
             sent = tensor[counted]
         if self._workers.size > 1:
             sent = sent if any_counts else sent[:0]
-            counts = _counts(len(sent), name)
+            counts = _joined(torch.tensor([len(sent)]), f"{name}.rows").tolist()
             gathered, first = _Gather.apply(sent, name, counts), sum(counts[: self._workers.rank])  # type: ignore[no-untyped-call]
             if not any_counts:  # samples of weight 0 are compared with something, too
                 gathered, first = torch.cat((gathered, tensor)), len(gathered)
@@ -45,50 +46,24 @@ class _Gather(Function):
     def forward(ctx: Any, rows: Tensor, name: str, counts: list[int]) -> Tensor:
         """Collective. Return the rows of all workers."""
         ctx.name, ctx.counts = name, counts
-        joined = mpi_ops.synchronize(mpi_ops.allgather_async(_as_bytes(rows), name))
-        return _from_bytes(joined, rows)
+        # Horovod takes no booleans
+        sent = rows.byte() if rows.dtype == torch.bool else rows.resolve_neg().contiguous()
+        return _joined(sent, name).to(rows.dtype)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         """Collective. Return the gradient of this worker's rows."""
-        return _Scatter.apply(gradient, ctx.name, ctx.counts), None, None  # type: ignore[no-untyped-call]
+        splits = torch.tensor(ctx.counts, dtype=torch.int32)
+        received, _ = hvd.alltoall(gradient.resolve_neg().contiguous(), splits, name=f"{ctx.name}.backward")
+        parts = received.reshape(len(ctx.counts), ctx.counts[hvd.rank()], *gradient.shape[1:])
+        return parts.sum(0), None, None
 
 
-class _Scatter(Function):
-    """The sum over workers of what they have for the rows of this worker."""
-
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor, name: str, counts: list[int]) -> Tensor:
-        """Collective. Return the sum for this worker's rows."""
-        ctx.name, ctx.counts = name, counts
-        splits = torch.tensor(counts, dtype=torch.int32)
-        received, _ = hvd.alltoall(_as_bytes(rows), splits, name=f"{name}.backward")
-        parts = _from_bytes(received, rows).reshape(len(counts), counts[hvd.rank()], *rows.shape[1:])
-        return parts.sum(0)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        """Collective. Return the gradient of what this worker gave."""
-        return _Gather.apply(gradient, ctx.name, ctx.counts), None, None  # type: ignore[no-untyped-call]
-
-
-def _counts(rows: int, name: str) -> list[int]:
-    """Collective. Return the number of rows of each worker."""
-    own = torch.tensor([rows])
-    counts: list[int] = mpi_ops.synchronize(mpi_ops.allgather_async(own, f"{name}.rows")).tolist()
-    return counts
-
-
-def _as_bytes(rows: Tensor) -> Tensor:
-    """Return rows of any type as (rows, bytes)."""
-    flat = rows.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
-    return flat.view(torch.uint8).reshape(len(rows), rows.shape[1:].numel() * rows.element_size())
-
-
-def _from_bytes(data: Tensor, like: Tensor) -> Tensor:
-    return (
-        data.reshape(-1).view(like.dtype).reshape(-1 if like[:0].dim() == 1 else len(data), *like.shape[1:])
-    )
+def _joined(rows: Tensor, name: str) -> Tensor:
+    """Collective. Return the workers' rows in the order of ranks."""
+    joined: Tensor = mpi_ops.synchronize(mpi_ops.allgather_async(rows, name))
+    return joined
 
 
 class _Checked(_Allgather):
