@@ -1,41 +1,31 @@
 """Named losses in both frameworks: the axis of classes, soft targets, structured outputs, loss objects."""
 
 from types import SimpleNamespace
-from typing import Any
 
+import keras
 import numpy as np
 import pytest
+import tensorflow as tf
+import torch
 
 from hvdtrain.backends.objective.losses import Weighted
 from hvdtrain.backends.objective.objective import make_objective
+from hvdtrain.backends.tensorflow.objective import losses as of_keras
+from hvdtrain.backends.torch.objective import losses as of_torch
 from hvdtrain.errors import TaskError
 
 RANDOM = np.random.RandomState(5)
 
 
-torch = pytest.importorskip("torch")
-tf = pytest.importorskip("tensorflow")
-keras = pytest.importorskip("keras")
-
-
-def torch_side():
-    from hvdtrain.backends.torch.objective.losses import NAMED
-
-    return lambda array: torch.from_numpy(np.array(array)), NAMED, torch.nn
-
-
-def keras_side():
-    from hvdtrain.backends.tensorflow.objective.losses import NAMED
-
-    return tf.constant, NAMED, keras.losses
-
-
-SIDES = {"torch": torch_side, "tf": keras_side}
+SIDES = {
+    "torch": (lambda array: torch.from_numpy(np.array(array)), of_torch.NAMED, torch.nn),
+    "tf": (tf.constant, of_keras.NAMED, keras.losses),
+}
 
 
 @pytest.fixture(params=SIDES)
 def side(request):
-    tensor, table, library = SIDES[request.param]()
+    tensor, table, library = SIDES[request.param]
     return SimpleNamespace(name=request.param, tensor=tensor, table=table, library=library)
 
 
@@ -89,14 +79,6 @@ def test_layouts_that_shapes_do_not_tell_apart_need_class_axis(side):
         np.testing.assert_allclose(values(side, logits, targets, class_axis=axis)[0], expected, rtol=1e-5)
 
 
-def test_targets_of_shape_n_1_are_class_numbers(side):
-    logits, targets = RANDOM.randn(4, 3), RANDOM.randint(0, 3, 4)
-    flat, of_flat = values(side, logits, targets, **ALL)
-    column, of_column = values(side, logits, targets[:, None], **ALL)
-    np.testing.assert_array_equal(column, flat)
-    np.testing.assert_array_equal(of_column["accuracy"], of_flat["accuracy"])
-
-
 @pytest.mark.parametrize(("shape", "options"), [((4, 3), {}), ((4, 5, 3), {"class_axis": -1})], ids=str)
 def test_targets_can_be_probabilities(side, shape, options):
     logits, targets = RANDOM.randn(*shape), RANDOM.dirichlet(np.ones(shape[-1]), shape[:-1])
@@ -110,10 +92,8 @@ def test_targets_can_be_probabilities(side, shape, options):
     ("outputs", "targets", "options", "said"),
     [
         ((4, 3), np.ones((4, 3), int), {}, r"found whole numbers of the logits' shape \(4, 3\)\nOf one-hot"),
-        ((4, 3), np.zeros((4, 2), int), {}, r"takes logits .* found outputs \(4, 3\) and targets \(4, 2\)"),
         ((4, 5, 3), np.zeros((4, 5), int), {"class_axis": 1}, r"and targets \(4, 5\) with class_axis 1"),
         ((4, 5, 3), np.zeros((4, 5), int), {"class_axis": 2}, r"the task's class_axis is 2; it must be -1"),
-        ((4, 5, 3), np.zeros((4, 5, 3), np.float32), {}, "cannot tell which axis"),
         ((4, 1), np.zeros(4, int), {}, r"outputs \(4, 1\) have one\n.*, or use binary_cross_entropy"),
     ],
 )
@@ -122,29 +102,22 @@ def test_shapes_that_do_not_fit_are_named(side, outputs, targets, options, said)
         values(side, np.zeros(outputs), targets, **options)
 
 
-def objective_of(side, outputs: Any, **task: Any) -> Any:
-    """Return an objective's result for a model that gives these outputs for everything."""
-    objective = make_objective(SimpleNamespace(**{"loss": "cross_entropy", **task}), side.name, side.table)
-    return objective(lambda x: outputs, {"inputs": 0, "labels": side.tensor(np.arange(2))})
-
-
 def test_the_logits_of_a_structured_output_are_taken(side):
+    batch = {"inputs": 0, "labels": side.tensor(np.arange(2))}
     logits = side.tensor(np.float32([[1, 2], [3, 4]]))
-    plain = np.asarray(objective_of(side, logits)[0])
-    for outputs in (SimpleNamespace(logits=logits, loss=None), {"logits": logits}):
-        np.testing.assert_array_equal(np.asarray(objective_of(side, outputs)[0]), plain)
-    seen = objective_of(side, outputs, loss=lambda outputs, batch: outputs)[0]
-    assert seen is outputs  # a function of one's own gets what the model gave
+    objective = make_objective(SimpleNamespace(loss="cross_entropy"), side.name, side.table)
+    plain, *others = (
+        np.asarray(objective(lambda x, given=given: given, batch)[0])
+        for given in (logits, SimpleNamespace(logits=logits, loss=None), {"logits": logits})
+    )
+    for found in others:
+        np.testing.assert_array_equal(found, plain)
 
 
-@pytest.mark.parametrize(
-    ("result", "found"), [(np.ones(2), "a ndarray"), ((1, 2), r"a tuple of \(int, int\)")]
-)
-def test_an_own_loss_returns_losses_and_metrics(side, result, found):
+@pytest.mark.parametrize("result", [np.ones(2), (1, 2)])
+def test_an_own_loss_returns_losses_and_metrics(side, result):
     task = SimpleNamespace(**{f"{side.name}_loss": lambda model, batch: result})
-    with pytest.raises(
-        TaskError, match=rf"{side.name}_loss must return \(loss per sample, .*; found {found}\n"
-    ):
+    with pytest.raises(TaskError, match=rf"{side.name}_loss must return \(loss per sample"):
         make_objective(task, side.name, side.table)(None, {"x": np.ones(2)})
 
 
@@ -178,35 +151,18 @@ def test_a_loss_object_gives_the_mean_that_it_computes_itself(side):
 @pytest.mark.parametrize(
     ("framework", "field", "loss", "said"),
     [
-        (
-            "torch",
-            "loss",
-            torch.nn.CrossEntropyLoss(reduction="sum"),
-            "reduction='sum'(.|\n)*'cross_entropy'",
-        ),
-        ("torch", "loss", torch.nn.CrossEntropyLoss(weight=torch.ones(3)), "weight=(.|\n)*class_weights"),
-        ("torch", "loss", torch.nn.CrossEntropyLoss, "CrossEntropyLoss of PyTorch(.|\n)*def loss"),
+        ("torch", "loss", torch.nn.CrossEntropyLoss(reduction="sum"), "'cross_entropy'"),
+        ("torch", "loss", torch.nn.CrossEntropyLoss(weight=torch.ones(3)), "class_weights"),
         ("torch", "loss", torch.nn.functional.mse_loss, "mse_loss of PyTorch(.|\n)*def loss"),
         ("torch", "torch_loss", torch.nn.MSELoss(), "torch_loss is MSELoss of PyTorch"),
-        ("torch", "loss", keras.losses.MeanSquaredError(), "of TensorFlow, and --framework is torch"),
-        ("tf", "loss", torch.nn.Sequential(), "Sequential of PyTorch, and --framework is tf"),
+        ("torch", "loss", keras.losses.MeanSquaredError(), "and --framework is torch"),
         ("tf", "loss", keras.losses.SparseCategoricalCrossentropy(), "only with from_logits=True"),
-        (
-            "tf",
-            "loss",
-            keras.losses.BinaryCrossentropy(from_logits=True, label_smoothing=0.1),
-            "label_smoothing=0.1",
-        ),
-        ("tf", "loss", keras.losses.Huber(), "Huber of TensorFlow(.|\n)*Known by name: binary_cross_entropy"),
-        (
-            "tf",
-            "loss",
-            type("Own", (keras.losses.Loss,), {"call": print})(reduction="sum"),
-            "Own with reduction='sum'",
-        ),
+        ("tf", "loss", keras.losses.BinaryCrossentropy(True, label_smoothing=0.1), "label_smoothing=0.1"),
+        ("tf", "loss", keras.losses.Huber(), "Known by name: binary_cross_entropy"),
+        ("tf", "loss", type("Own", (keras.losses.Loss,), {"call": print})(reduction="sum"), "='sum'"),
     ],
-)
+)  # fmt: skip
 def test_other_losses_of_a_library_are_refused(framework, field, loss, said):
-    table = SIDES[framework]()[1]
+    table = SIDES[framework][1]
     with pytest.raises(TaskError, match=said):
         make_objective(SimpleNamespace(**{field: loss}), framework, table)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hvdtrain.backends.reduction import fitting_state
-from hvdtrain.backends.reduction.low_rank import CommonLowRank, first_factor, matrix_shape, orthonormal
+from hvdtrain.backends.reduction.low_rank import CommonLowRank, matrix_shape, orthonormal
 from hvdtrain.errors import TaskError
 
 KEPT = {"compression/error/a/kernel": np.ones((3, 4)), "compression/q/a/kernel": np.ones((4, 1))}
@@ -19,7 +19,6 @@ REST = {"model/a/kernel": np.zeros((3, 4)), "optimizer/step": np.zeros(())}
         ((100, 50), 4, (100, 50)),
         ((3, 3, 64, 128), 4, (576, 128)),  # a convolution
         ((128, 4, 32), 4, (128, 128)),  # into the heads of an attention
-        ((100,), 1, None),
         ((2, 100_000), 1, None),  # less than half is never saved
         ((30, 30), 8, None),
         ((30, 30), 7, (30, 30)),
@@ -29,8 +28,7 @@ def test_a_gradient_is_divided_where_rows_and_columns_are_fewest(shape, rank, ex
     assert matrix_shape(shape, rank) == expected
 
 
-@pytest.mark.parametrize("wrong", [np.nan, np.inf])
-def test_directions_are_orthonormal_and_those_of_other_numbers_are_not_finite(wrong):
+def test_directions_are_orthonormal_and_those_of_other_numbers_are_not_finite():
     random = np.random.RandomState(0)
     arrays = [random.randn(count, 4).astype(np.float32) * 1e-30 for count in (3000, 9)]
     arrays[0][:, 2] = arrays[0][:, 0] + 1e-4 * arrays[0][:, 1]  # depends on those before it
@@ -38,7 +36,7 @@ def test_directions_are_orthonormal_and_those_of_other_numbers_are_not_finite(wr
     for found in orthonormal(arrays):
         products = found.astype(np.float64).T @ found
         np.testing.assert_allclose(products, np.diag(np.diag(products) > 0.5), atol=1e-6)
-    arrays[0][5, 1] = wrong
+    arrays[0][5, 1] = np.nan
     found = orthonormal(arrays)
     assert not np.isfinite(found[0]).all()
     assert np.isfinite(found[1]).all()
@@ -49,13 +47,7 @@ def test_directions_are_orthonormal_and_those_of_other_numbers_are_not_finite(wr
     [
         ({**REST, **KEPT}, "powersgd:1", "powersgd:1", True, ""),
         ({**REST, **KEPT}, "none", "powersgd:1", False, "what PowerSGD had not sent yet is dropped"),
-        (
-            {**REST, **KEPT},
-            "powersgd:2",
-            "powersgd:1",
-            False,
-            "rank 1 had not sent yet is dropped, and rank 2",
-        ),
+        ({**REST, **KEPT}, "powersgd:2", "powersgd:1", False, "is dropped, and rank 2"),
         (REST, "powersgd:1", "none", False, "its error starts from zero"),
         (REST, "none", "fp16", False, ""),
     ],
@@ -67,35 +59,10 @@ def test_a_checkpoint_of_another_compression_is_said(state, compression, before,
     assert bool(said) == bool(note)
 
 
-class Keeping(CommonLowRank):
-    """Keeps an error and a Q of these shapes."""
-
-    def _make_matrices(self, fields, seed):
-        (shape,) = fields
-        q = first_factor("a/kernel", 4, 1, seed)
-        self._all = [
-            SimpleNamespace(path="a/kernel", portable_shape=shape, error=np.ones(shape), q=q + 0, first=q)
-        ]
-
-    def _set(self, tensor, values):
-        tensor[...] = values
-
-
-def test_a_reducer_takes_its_part_of_a_state_or_begins_anew():
-    reducer = Keeping(SimpleNamespace(size=2), [(3, 4)], 1, 0)
-    reducer.load({**REST, **KEPT})
-    assert {name: one.tolist() for name, one in reducer.tensors.items()} == {
-        "compression/error/a/kernel": [[0.5] * 4] * 3,
-        "compression/q/a/kernel": [[1]] * 4,
-    }
-    reducer.load(REST)
-    error, q = reducer.tensors.values()
-    assert (error == 0).all()
-    assert (q == first_factor("a/kernel", 4, 1, 0)).all()
-
-
 def test_errors_of_another_model_are_refused():
-    with pytest.raises(
-        TaskError, match=r"PowerSGD .* compression/error/a/kernel must be \(5, 4\), is \(3, 4\)"
-    ):
+    class Keeping(CommonLowRank):
+        def _make_matrices(self, fields, seed):
+            self._all = [SimpleNamespace(path="a/kernel", portable_shape=fields[0], first=np.zeros((4, 1)))]
+
+    with pytest.raises(TaskError, match=r"compression/error/a/kernel must be \(5, 4\), is \(3, 4\)"):
         Keeping(SimpleNamespace(size=2), [(5, 4)], 1, 0).load({**REST, **KEPT})

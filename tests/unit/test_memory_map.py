@@ -25,7 +25,6 @@ FORMS = {
     "the other order of bytes": {"dtype": ">f8"},
     "columns first": {"order": "F"},
     "unaligned": {"offset": 3},
-    "of 32 bits, unaligned, in the other order": {"dtype": ">f4", "offset": 5},
 }
 
 

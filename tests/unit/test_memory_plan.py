@@ -3,17 +3,14 @@
 from dataclasses import replace
 
 import pytest
-from support.fakes import FakeBackend, FakeLocalBackend, make_loop_session, on_every_rank, one_worker
+from support.fakes import FakeBackend, one_worker
 
-from hvdtrain.backends import hooks
 from hvdtrain.backends.memory import MEBIBYTE, memory_plan
-from hvdtrain.backends.records import DeviceMemory
 from hvdtrain.config import Config
 from hvdtrain.errors import LackOfMemoryError
 from hvdtrain.jobs.failures import lack_of_memory
 from hvdtrain.jobs.opening import dry_run
 from hvdtrain.jobs.opening.dry_run import notes_on_memory
-from hvdtrain.loop import run
 
 SHAPES = {"model/a/kernel": (1024, 256), "model/a/bias": (256,), "model/b/kernel": (256, 16)}
 NUMBERS = 1024 * 256 + 256 + 256 * 16
@@ -27,10 +24,8 @@ def plan(**fields):
 @pytest.mark.parametrize(
     ("fields", "copies"),
     [
-        ({"momentum": 0.0}, 2),
         ({"momentum": 0.9}, 3),
         ({"optimizer": "adamw"}, 4),
-        ({"optimizer": "lamb"}, 4),
         ({"optimizer": "lars", "momentum": 0.9}, 3),
         ({"optimizer": "adamw", "ema_decay": 0.99}, 5),
         ({"optimizer": "adamw", "compression": "fp16"}, 4.5),
@@ -46,20 +41,14 @@ def test_each_copy_of_the_parameters_is_counted(fields, copies):
     [
         ({"shard": "optimizer"}, 2 + 2 / 4),
         ({"shard": "gradients"}, 1 + 3 / 4),
-        ({"shard": "gradients", "accumulate": 2}, 1 + 3 / 4),
         ({"shard": "gradients", "ema_decay": 0.9}, 1 + 4 / 4),
         ({"shard": "optimizer", "framework": "tf"}, 2 + 3 / 4),
-        ({"shard": "gradients", "framework": "tf"}, 2 + 3 / 4),
     ],
 )
 def test_sharded_state_counts_once_over_all_workers(fields, copies):
     config = Config(**{"framework": "torch", "optimizer": "adamw", **fields})
     found = memory_plan(SHAPES, config, micro_batch=16, workers=4)
     assert found.total_bytes == pytest.approx(4 * NUMBERS * copies, rel=1e-4)
-    assert (
-        memory_plan(SHAPES, config, micro_batch=16).total_bytes
-        == plan(**{**fields, "optimizer": "adamw", "shard": "none"}).total_bytes
-    )
 
 
 def test_sharding_is_advised_where_it_saves():
@@ -104,31 +93,3 @@ def test_what_a_worker_has_had_counts_where_it_is_more_and_is_compared_with_the_
     (note,) = notes_on_memory(tried, backend)
     assert note.startswith("the job needs at least 300 MiB per worker, and each worker of this host may")
     assert "--batch-size 8 --accumulate 2" in note
-
-
-@pytest.mark.parametrize(("kind", "fields"), [(FakeBackend, {}), (FakeLocalBackend, {"sync_every": 2})])
-def test_every_line_has_the_largest_of_all_workers(kind, fields, tmp_path, monkeypatch):
-    monkeypatch.setattr(hooks, "peak_bytes", lambda: 100 << 20)
-
-    class Growing(kind):
-        def device_memory(self):
-            return DeviceMemory(50 * self.workers.rank + self._number << 20)
-
-    def work(workers):
-        session = make_loop_session(
-            tmp_path, Growing(workers), eval_size=4, train_size=64, eval_every=4, batch_size=1, **fields
-        )
-        run(session)
-        return session
-
-    sessions = on_every_rank(["here"] * 3, work)
-    lines = sessions[0].services.report.memory
-    assert all(session.services.report.memory == lines for session in sessions), "the same on every worker"
-    assert all(line["peak_memory_mib"] == 100.0 for line in lines)
-    device = [line["peak_device_memory_mib"] for line in lines]
-    steps = sessions[0].state.progress.step
-    assert device == sorted(device)
-    assert device[0] >= 100, "all have told theirs before the first step"
-    assert 100 + steps - 3 * fields.get("sync_every", 1) <= device[-1] <= 100 + steps
-    last = [session.services.hooks.values()["peak_device_memory_mib"] for session in sessions]
-    assert last == [100 + steps] * 3, "and after the last one"

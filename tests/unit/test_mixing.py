@@ -41,7 +41,7 @@ def test_draws_depend_on_the_sample_and_the_epoch_alone():
     assert (batch_of(range(100), mixup=0.5, epoch=1)["mixed_targets"] != whole["mixed_targets"]).mean() > 0.9
 
 
-@pytest.mark.parametrize("alpha", [0.1, 0.2, 1.0, 4.0])
+@pytest.mark.parametrize("alpha", [0.1, 4.0])
 def test_shares_have_the_distribution_of_beta(alpha):
     found = beta((np.arange(20_000) + 0.5) / 20_000, alpha)
     assert found.mean() == pytest.approx(0.5, abs=1e-3)
@@ -61,16 +61,11 @@ def test_a_box_is_pasted_and_its_area_is_the_share():
     )
 
 
-@pytest.mark.parametrize(
-    ("inputs", "options", "said"),
-    [
-        (Y, {"mixup": 0.2}, "mix numbers; 'inputs' holds int64"),
-        (X, {"cutmix": 1.0}, "images with up to 4 channels"),
-    ],
-)
-def test_what_cannot_be_mixed_is_refused(inputs, options, said):
-    with pytest.raises(DataError, match=said):
-        batch_of([0, 1], inputs=inputs, **options)
+def test_what_cannot_be_mixed_is_refused():
+    with pytest.raises(DataError, match="mix numbers; 'inputs' holds int64"):
+        batch_of([0, 1], inputs=Y, mixup=0.2)
+    with pytest.raises(DataError, match="images with up to 4 channels"):
+        batch_of([0, 1], inputs=X, cutmix=1.0)
 
 
 @pytest.mark.parametrize("framework", ["torch", "tf"])

@@ -51,7 +51,7 @@ def file_of(path, size):
     return content
 
 
-@pytest.mark.parametrize("size", [0, 1, 17_000_003])
+@pytest.mark.parametrize("size", [0, 17_000_003])
 def test_a_file_goes_and_comes_back(url, tmp_path, size):
     content = file_of(tmp_path / "there", size)
     upload(tmp_path / "there", f"{url}/file")
@@ -65,16 +65,12 @@ def test_small_objects_and_listings(url):
     assert object_urls.entries(f"{url}/nowhere") == []
     object_urls.write(f"{url}/folder/two", b"22")
     assert object_urls.read(f"{url}/folder/two", 2)[0] == b"22"
-    assert [(found.url, found.is_folder) for found in object_urls.entries(url)] == [
-        (f"{url}/folder", True),
-        (f"{url}/one", False),
-    ]
-    assert [(found.url, found.size_bytes) for found in object_urls.objects_below(url)] == [
-        (f"{url}/folder/two", 2),
-        (f"{url}/one", 1),
-    ]
-    object_urls.remove(f"{url}/one")
-    object_urls.remove(f"{url}/one")
+    found = [(found.url.removeprefix(url), found.is_folder) for found in object_urls.entries(url)]
+    assert found == [("/folder", True), ("/one", False)]
+    found = [(found.url.removeprefix(url), found.size_bytes) for found in object_urls.objects_below(url)]
+    assert found == [("/folder/two", 2), ("/one", 1)]
+    for _ in range(2):
+        object_urls.remove(f"{url}/one")
     assert [found.url for found in object_urls.entries(url)] == [f"{url}/folder"]
 
 
@@ -90,16 +86,6 @@ def test_what_is_not_as_expected_is_refused(url, tmp_path):
     assert not (tmp_path / "back").exists()
 
 
-def test_a_version_that_is_no_longer_there_is_not_written_over(store):
-    object_urls.write(url := store.url("versions"), b"1", over="")
-    _, first = object_urls.read(url, 1)
-    object_urls.write(url, b"2", over=first)
-    for old in (first, ""):
-        with pytest.raises(ChangedObjectError):
-            object_urls.write(url, b"3", over=old)
-    assert store.objects("versions") == {"versions": b"2"}
-
-
 def test_a_store_that_knows_no_conditions_is_written_without_them(monkeypatch):
     system = type(fsspec.filesystem("memory"))
     write = system.pipe_file
@@ -108,15 +94,19 @@ def test_a_store_that_knows_no_conditions_is_written_without_them(monkeypatch):
     assert object_urls.read("memory://plain/one", 1)[0] == b"1"
 
 
-def test_another_clients_objects_are_seen_at_once(store):
+def test_another_clients_objects_are_seen_at_once_and_a_version_is_written_over_once(store):
     url = store.url("seen")
     assert object_urls.entries(url) == []
     store.put("seen/one", b"1")
     assert len(object_urls.entries(url)) == 1
     store.put("seen/one", b"11")
-    store.put("seen/two", b"1")
-    assert [found.size_bytes for found in object_urls.entries(url)] == [2, 1]
-    assert object_urls.info(f"{url}/one").size_bytes == 2
+    assert [found.size_bytes for found in object_urls.entries(url)] == [2]
+    _, first = object_urls.read(f"{url}/one", 2)
+    object_urls.write(f"{url}/one", b"2", over=first)
+    for old in (first, ""):
+        with pytest.raises(ChangedObjectError):
+            object_urls.write(f"{url}/one", b"3", over=old)
+    assert store.objects("seen") == {"seen/one": b"2"}
 
 
 def test_failures_and_cuts_are_tried_again(store, tmp_path):
@@ -136,27 +126,25 @@ def test_failures_and_cuts_are_tried_again(store, tmp_path):
     assert store.objects("cut") == {"cut": content}
 
 
-def test_what_never_succeeds_ends_in_bounded_time_and_names_the_url(store, tmp_path, monkeypatch):
-    monkeypatch.setattr(object_urls, "STALL_SECONDS", 1.0)
+@pytest.mark.parametrize("fault", ["is_frozen", "failures_left"])
+def test_what_never_succeeds_ends_in_bounded_time_and_names_the_url(store, tmp_path, monkeypatch, fault):
+    monkeypatch.setattr(object_urls, "STALL_SECONDS", 0.3)
     file_of(tmp_path / "there", 3_000_000)
     url = store.url("never")
-    for fault in ("is_down", "is_frozen", "failures_left"):
-        setattr(store.proxy, fault, 10**6)
-        for call in (
-            lambda: upload(tmp_path / "there", url),
-            lambda: download(url, tmp_path / "back"),
-        ):
-            since_seconds = time.monotonic()
-            with pytest.raises(StoreError, match=url) as raised:
-                call()
-            assert not isinstance(raised.value, FileNotFoundError)
-            assert time.monotonic() - since_seconds < 60
-        store.proxy.heal()
+    setattr(store.proxy, fault, 10**6)
+    since_seconds = time.monotonic()
+    with pytest.raises(StoreError, match=url):
+        upload(tmp_path / "there", url)
+    with pytest.raises(StoreError, match=url) as raised:
+        download(url, tmp_path / "back")
+    assert not isinstance(raised.value, FileNotFoundError)
+    assert time.monotonic() - since_seconds < 60
+    store.proxy.heal()
     assert store.objects("never") == {}
     assert not (tmp_path / "back").exists()
 
 
-@pytest.mark.parametrize("path", ["s3:/bucket/x", "S3:/b", "gs:/b/c", "https:/host/x", "file:/x"])
+@pytest.mark.parametrize("path", ["S3:/b", "https:/host/x"])
 def test_what_a_path_makes_of_a_url_is_refused_with_the_remedy(path):
     for refuse in (expand_path, lambda path: hvdtrain.load(Path(path))):
         with pytest.raises((ValueError, UsageError), match=r"write .*://.*, in Python as a str"):
@@ -165,19 +153,16 @@ def test_what_a_path_makes_of_a_url_is_refused_with_the_remedy(path):
         Config(framework="torch", run_dir=Path(path))
 
 
-def test_passwords_and_signatures_are_not_shown():
-    with pytest.raises(ValueError, match=r"me:\*\*\*@host/x has a password"):
-        check_url("sftp://me:secret@host/x")
-    assert check_url("abfs://container@account/x/") == "abfs://container@account/x"
-    text = object_urls.shown("GET https://me:secret@host/x?X-Amz-Signature=secret&part=1 failed")
-    assert text == "GET https://me:***@host/x?X-Amz-Signature=***&part=1 failed"
-
-
-@pytest.mark.parametrize("url", ["https://SECRET@host/x", "HTTP://SECRET@host:80/x", "s3://SECRET@bucket/x"])
-def test_tokens_before_a_host_are_refused_and_not_shown(url):
-    with pytest.raises(ValueError, match=r"://\*\*\*@.* has a token in it") as raised:
-        check_url(url)
-    assert "SECRET" not in str(raised.value)
-    assert "SECRET" not in object_urls.shown(f"GET {url} failed")
+def test_passwords_tokens_and_signatures_are_refused_and_not_shown():
+    for url, text in (
+        ("sftp://me:SECRET@host/x", r"me:\*\*\*@host/x has a password"),
+        ("HTTP://SECRET@host:80/x", r"://\*\*\*@.* has a token in it"),
+        ("s3://SECRET@bucket/x", r"://\*\*\*@.* has a token in it"),
+    ):
+        with pytest.raises(ValueError, match=text) as raised:
+            check_url(url)
+        assert "SECRET" not in str(raised.value) + object_urls.shown(f"GET {url} failed")
+    text = object_urls.shown("GET https://host/x?X-Amz-Signature=secret&part=1 failed")
+    assert text == "GET https://host/x?X-Amz-Signature=***&part=1 failed"
     for fine in ("abfs://container@account/x", "sftp://me@host/x", "s3://bucket/a@b", "https://host?a@b"):
         assert check_url(fine) == object_urls.shown(fine) == fine

@@ -1,7 +1,6 @@
 """From a task's loss and metrics to one function, and what is said where they do not fit."""
 
 from functools import partial
-from itertools import count
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,22 +11,14 @@ from hvdtrain.backends.objective.logits import bad_target, check_comparable
 from hvdtrain.backends.objective.objective import make_objective
 from hvdtrain.errors import ConfigError, TaskError
 
-
-class Array(str):
-    """An array of a made-up framework, which has a shape."""
-
-    shape = (4,)
+TABLE = {"cross_entropy": print, "accuracy": print}
 
 
-TABLE = {
-    "cross_entropy": lambda outputs, batch, counting: ("entropy", outputs, batch["targets"]),
-    "accuracy": lambda outputs, batch, counting: ("accuracy", outputs, batch["targets"]),
-}
-BATCH = {"inputs": Array("x"), "targets": Array("y")}
-
-
-def model(inputs: str) -> str:
-    return Array(f"model({inputs})")
+def test_label_smoothing_of_another_loss_and_shapes_that_would_broadcast_are_refused():
+    with pytest.raises(ConfigError, match="label_smoothing acts on the named loss cross_entropy"):
+        make_objective(SimpleNamespace(loss=print), "tf", TABLE, 0.1)
+    with pytest.raises(TaskError, match="shapes differ"):
+        check_comparable("mse", (4, 2, 3), (4, 3, 2))
 
 
 @pytest.mark.parametrize("name", ["loss", "time"])
@@ -37,35 +28,15 @@ def test_metrics_cannot_have_the_names_of_other_numbers(name):
     assert caught.value.everywhere
     own = SimpleNamespace(tf_loss=lambda model, batch: (0.0, {"mine": 1.0, name: 2.0}))
     with pytest.raises(TaskError, match=rf"^tf_loss\(\): '{name}' is the name.*\n.*'my_{name}'"):
-        make_objective(own, "tf", TABLE)(model, BATCH)
+        make_objective(own, "tf", TABLE)(None, {"targets": np.zeros(4)})
 
 
-def test_label_smoothing_of_another_loss_is_refused():
-    with pytest.raises(ConfigError, match="label_smoothing acts on the named loss cross_entropy"):
-        make_objective(SimpleNamespace(loss=print), "tf", TABLE, 0.1)
-
-
-@pytest.mark.parametrize(("outputs", "targets"), [((4, 3), (4,)), ((4, 2, 3), (4, 3, 2))])
-def test_shapes_that_would_broadcast_are_refused(outputs, targets):
-    with pytest.raises(TaskError, match="shapes differ"):
-        check_comparable("mse", outputs, targets)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "Target -100 is out of bounds.",
-        "Received a label value of -100 which is outside the valid range of [0, 3).  Label values: 1",
-    ],
-)
+@pytest.mark.parametrize("text", ["Target -100 is out of bounds.", "Received a label value of -100 which is"])
 def test_a_target_that_is_no_class_is_named_with_the_remedy(text):
-    error = bad_target(IndexError(text))
-    assert error.problem == "cross_entropy: target -100 is not the number of a class of the model's outputs"
-    assert error.remedy.endswith("ignore_index = -100.")
+    assert bad_target(IndexError(text)).remedy.endswith("ignore_index = -100.")
     assert bad_target(IndexError("index 3 is out of bounds")) is None
 
 
-COUNT = count(1)
 SAMPLES = np.random.RandomState(0).randn(6)
 
 
@@ -82,7 +53,6 @@ def mean_of(values):
         (lambda x: mean_of(x**2), ""),
         (lambda x: mean_of(x**2 / x.max()), "is not the mean over its samples"),
         (lambda x: (x + np.random.rand(len(x)), None), ""),
-        (lambda x: (x * next(COUNT), None), ""),  # another result in each call: nothing is known
         (lambda x: ([x - x.mean()][len(x) - len(np.unique(x))], None), ""),  # it fails: nothing is known
     ],
 )

@@ -47,48 +47,31 @@ def test_attributes_that_contradict_one_another_are_refused(given, problem):
         custom_step.own_step_of(given, config())
 
 
-class Kind:
-    """An optimizer."""
-
-
-@pytest.mark.parametrize(
-    ("given", "problem"),
-    [
-        (Kind(), "must return a mapping of names to optimizers, found a Kind"),
-        ({"a/b": Kind()}, "the name 'a/b', which cannot be part of a saved name"),
-        ({"g": 5}, "must give an optimizer as 'g', found int"),
-    ],
-)
-def test_optimizers_that_are_no_mapping_of_names_are_refused(given, problem):
-    with pytest.raises(TaskError, match=problem):
-        named_optimizers.check_named_optimizers(given, Kind, "torch_optimizers")
-
-
 @pytest.mark.parametrize(
     ("trainable", "owned", "foreign", "problem"),
     [
-        (["a", "b", "c", "e"], BOTH, {}, "no optimizer trains e"),
-        (["a", "b", "c"], {**BOTH, "d": ["c", "a"]}, {}, "a belong to several optimizers: 'g' and 'd'"),
-        (["a", "b", "c"], {**BOTH, "e": []}, {}, "the optimizer 'e' has no trainable parameter"),
-        (["a", "b", "c"], BOTH, {"d": 2}, "'d' has 2 parameters that are not the model's"),
+        ("abce", BOTH, {}, "no optimizer trains e"),
+        ("abc", {**BOTH, "d": ["c", "a"]}, {}, "a belong to several optimizers: 'g' and 'd'"),
+        ("abc", {**BOTH, "e": []}, {}, "the optimizer 'e' has no trainable parameter"),
+        ("abc", BOTH, {"d": 2}, "'d' has 2 parameters that are not the model's"),
     ],
 )
 def test_other_owners_are_refused(trainable, owned, foreign, problem):
     with pytest.raises(TaskError, match=problem):
-        named_optimizers.check_owners("torch_optimizers", trainable, owned, foreign)
+        named_optimizers.check_owners("torch_optimizers", [*trainable], owned, foreign)
+    for given in (5, {"a/b": "kind"}, {"g": 5}):
+        with pytest.raises(TaskError, match="torch_optimizers"):
+            named_optimizers.check_named_optimizers(given, str, "torch_optimizers")
 
 
-def test_the_largest_rate_of_all_is_the_base():
+def test_the_largest_rate_of_all_is_the_base_and_a_config_replaces_defaults_that_agree():
     rates = {"g": OwnRates("Adam", 0.002, False), "d": OwnRates("SGD", 0.001, False, (1.0, 0.5))}
     combined, relative = named_optimizers.combined_rates(rates)
     assert combined == OwnRates("g: Adam, d: SGD", 0.002, False, (1.0, 0.5, 0.25))
     assert relative == {"g": 1.0, "d": 0.5}
-
-
-@pytest.mark.parametrize(("other", "is_default"), [(0.001, True), (0.01, False)])
-def test_a_rate_in_the_config_replaces_defaults_only_if_they_agree(other, is_default):
-    rates = {"g": OwnRates("Adam", 0.001, True), "d": OwnRates("SGD", other, True)}
-    assert named_optimizers.combined_rates(rates)[0].is_default == is_default
+    for other, is_default in ((0.001, True), (0.01, False)):
+        rates = {"g": OwnRates("Adam", 0.001, True), "d": OwnRates("SGD", other, True)}
+        assert named_optimizers.combined_rates(rates)[0].is_default == is_default
 
 
 torch = pytest.importorskip("torch")
@@ -117,9 +100,6 @@ class Side:
     def run(self):
         return self.backend.train_step(self.batch, 0.5).read()
 
-    def dry_run(self):
-        return self.backend.dry_run(self.host_batch, training=True)
-
     def values(self):
         return {name: value.clone() for name, value in self.model.state_dict().items()}
 
@@ -135,18 +115,7 @@ def good(model, batch, optimizers):
     return losses, {}
 
 
-def test_an_optimizer_moves_its_own_parameters_alone():
-    side = Side(good)
-    before = side.values()
-    found = side.run()
-    after = side.values()
-    assert [name for name in before if not torch.equal(before[name], after[name])] == ["g.weight", "g.bias"]
-    assert "no step with the optimizer 'd'" in side.dry_run().note
-    assert found.unused_names == ()
-    assert all(p.grad is None for p in side.model.parameters())
-
-
-def test_a_dry_run_updates_nothing_and_has_the_rates_as_built():
+def test_an_optimizer_moves_its_own_parameters_alone_and_a_dry_run_none():
     rates = []
 
     def step(model, batch, optimizers):
@@ -155,10 +124,14 @@ def test_a_dry_run_updates_nothing_and_has_the_rates_as_built():
 
     side = Side(step)
     before = side.values()
-    assert side.dry_run().error is None
+    assert "no step with the optimizer 'd'" in side.backend.dry_run(side.host_batch, training=True).note
     assert all(torch.equal(value, before[name]) for name, value in side.values().items())
-    side.run()
-    assert rates == [0.1, 0.5]
+    found = side.run()
+    after = side.values()
+    assert rates == [0.1, 0.5], "a dry run has those as built"
+    assert [name for name in before if not torch.equal(before[name], after[name])] == ["g.weight", "g.bias"]
+    assert found.unused_names == ()
+    assert all(p.grad is None for p in side.model.parameters())
 
 
 def test_clipping_leaves_the_gradients_of_the_task_as_they_are():
@@ -193,24 +166,6 @@ def test_gradients_do_not_share_memory_with_weights_or_with_one_another():
     assert side.batch.gradient_weights[0].tolist() == [0.25] * 4
 
 
-def test_a_second_derivative_can_be_a_part_of_the_losses():
-    def step(model, batch, optimizers):
-        x = batch["x"].requires_grad_()
-        (slope,) = torch.autograd.grad(losses_of(model, {"x": x}, "d").sum(), x, create_graph=True)
-        losses = losses_of(model, batch, "d") + (slope.norm(dim=-1) - 1) ** 2
-        optimizers["d"].minimize(losses)
-        return losses, {}
-
-    side = Side(step)
-    before = side.values()
-    side.run()
-    assert not torch.equal(side.values()["d.weight"], before["d.weight"])
-
-
-def backward(model, batch, optimizers):
-    losses_of(model, batch, "g").mean().backward()
-
-
 def raw(model, batch, optimizers):
     losses = losses_of(model, batch, "g")
     gradients = optimizers["g"].gradients(losses)
@@ -223,14 +178,10 @@ def raw(model, batch, optimizers):
 @pytest.mark.parametrize(
     ("step", "problem"),
     [
-        (backward, r"called backward\(\), which adds to the gradients of this worker alone"),
         (raw, r"called step\(\) of the optimizer 'g' itself"),
         (lambda m, b, o: o["g"].minimize(losses_of(m, b, "g").mean()), "one value per sample"),
         (lambda m, b, o: o["g"].minimize(losses_of(m, b, "d")), "depend on none of its parameters"),
-        (
-            lambda m, b, o: o["g"].apply([torch.zeros(2), torch.zeros(1)]),
-            r"of the shapes \[\(2,\), \(1,\)\] for \[\(1, 2\), \(1,\)\]",
-        ),
+        (lambda m, b, o: o["g"].apply([torch.zeros(2), torch.zeros(1)]), "of the shapes"),
     ],
 )
 def test_what_would_train_on_one_worker_alone_is_refused(step, problem):
@@ -244,8 +195,7 @@ def test_what_would_train_on_one_worker_alone_is_refused(step, problem):
 
 def test_an_optimizer_is_of_use_within_the_step_alone():
     kept = []
-    side = Side(lambda m, b, o: (kept.append(o["g"]) or losses_of(m, b, "g"), {}))
-    side.run()
+    Side(lambda m, b, o: (kept.append(o["g"]) or losses_of(m, b, "g"), {})).run()
     with pytest.raises(TaskError, match="'g' was used outside of the task's own step"):
         kept[0].minimize(torch.zeros(4))
 
