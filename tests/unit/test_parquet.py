@@ -48,10 +48,7 @@ def test_rows_are_those_that_were_written(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (
-            lambda f: write(f, gap=lambda v: [None, *map(float, v[1:])]),
-            "'gap' in row group 0 .* has 1 missing",
-        ),
+        (lambda f: write(f, gap=lambda v: [None, *map(float, v[1:])]), "'gap' in row group 0 .* 1 missing"),
         (lambda f: (write(f) / "part-1.parquet").write_bytes(b"PAR1 no"), "damaged or no Parquet file"),
         (lambda f: pq.write_table(pa.table({"x": [1]}), write(f) / "part-2.parquet"), "has the columns x"),
         (lambda f: None, "there are no .parquet files"),
@@ -90,7 +87,7 @@ def test_a_row_group_that_could_not_be_read_is_tried_again(tmp_path):
     assert data.rows([3])[0]["y"] == 3
 
 
-@pytest.mark.parametrize("workers", [1, 2, 3])
+@pytest.mark.parametrize("workers", [1, 3])
 def test_workers_read_each_row_once_per_epoch_and_resume_anywhere(tmp_path, workers):
     data = hvdtrain.open_parquet(write(tmp_path), inputs="x", targets="y", shuffle_blocks=2)
     order = training_order(data, len(data), 7)
@@ -107,14 +104,11 @@ def test_workers_read_each_row_once_per_epoch_and_resume_anywhere(tmp_path, work
 
 
 def test_a_resume_with_other_row_groups_is_a_change(tmp_path):
-    (before,) = prints(write(tmp_path))
-    (same,) = prints(tmp_path)
-    (other,) = prints(write(tmp_path, rows=5))
+    def taken(folder):
+        return take_fingerprint(hvdtrain.open_parquet(folder, inputs="x", targets="y"))
+
+    before, same, other = taken(write(tmp_path)), taken(tmp_path), taken(write(tmp_path, rows=5))
     assert before == same
     assert first_difference(before, other) is None
     assert before.order != other.order
     assert is_changed({"train_data": before}, JobData({}, {"train_data": other}))
-
-
-def prints(folder):
-    return [take_fingerprint(hvdtrain.open_parquet(folder, inputs="x", targets="y"))]

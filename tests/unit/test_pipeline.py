@@ -3,7 +3,6 @@
 import itertools
 from types import SimpleNamespace
 
-import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -25,35 +24,31 @@ from hvdtrain.errors import ConfigError, TaskError
 from hvdtrain.models import bert, convnet, gpt, mlp, resnet
 
 
-def largest(sizes, firsts):
-    ends = [*firsts[1:], len(sizes)]
-    return max(sum(sizes[first:end]) for first, end in zip(firsts, ends, strict=True))
+def test_the_largest_stage_is_as_small_as_any_division_makes_it():
+    def largest(sizes, firsts):
+        ends = [*firsts[1:], len(sizes)]
+        return max(sum(sizes[first:end]) for first, end in zip(firsts, ends, strict=True))
+
+    random = np.random.RandomState(0)
+    for stages in (1, 2, 3, 4) * 20:
+        sizes = random.randint(0, 99, random.randint(stages, 8)).tolist()
+        firsts = cut(sizes, stages)
+        assert firsts[0] == 0
+        assert len(set(firsts)) == stages
+        every = [[0, *rest] for rest in itertools.combinations(range(1, len(sizes)), stages - 1)]
+        assert largest(sizes, firsts) == min(largest(sizes, one) for one in every)
 
 
-@pytest.mark.parametrize("seed", range(20))
-@pytest.mark.parametrize("stages", [1, 2, 3, 4])
-def test_the_largest_stage_is_as_small_as_any_division_makes_it(seed, stages):
-    random = np.random.RandomState(seed)
-    sizes = random.randint(0, 99, random.randint(stages, 8)).tolist()
-    firsts = cut(sizes, stages)
-    assert firsts[0] == 0
-    assert len(set(firsts)) == stages
-    every = [[0, *rest] for rest in itertools.combinations(range(1, len(sizes)), stages - 1)]
-    assert largest(sizes, firsts) == min(largest(sizes, one) for one in every)
-
-
-def test_fewer_blocks_than_stages_are_refused():
+def test_what_cannot_be_cut_is_refused():
     with pytest.raises(TaskError, match="the model has 2 blocks, which cannot be divided into 3 stages"):
         check_enough(2, 3)
-    with pytest.raises(TaskError, match="the model has 1 block,"):
-        check_enough(1, 2)
-
-
-@pytest.mark.parametrize("cuts", [[0], [5], [3, 2], [1, 1], [], [1, 2, 3]])
-def test_given_cuts_must_fit(cuts):
-    with pytest.raises(ConfigError, match="does not divide 5 blocks into 3 stages"):
-        given_cuts(cuts, 5, 3)
+    for cuts in ([0], [5], [3, 2], [1, 1], [], [1, 2, 3]):
+        with pytest.raises(ConfigError, match="does not divide 5 blocks into 3 stages"):
+            given_cuts(cuts, 5, 3)
     assert given_cuts([1, 4], 5, 3) == [0, 1, 4]
+    model = convnet.tf_model((8, 8, 1), 10)
+    with pytest.raises(TaskError, match=r"a Functional, cannot be divided into stages"):
+        blocks_of(SimpleNamespace(), model, "tf", layers_of(model))
 
 
 @pytest.mark.parametrize(("stages", "micro_batches"), [(2, 1), (2, 8), (3, 4), (5, 2)])
@@ -86,34 +81,8 @@ def test_places_of_workers():
     assert (layout.replicas, layout.replica, layout.stage) == (2, 1, 1)
     assert not layout.is_first_stage
     assert not layout.is_last_stage
-    assert layout.describe() == "stage 2 of 3 of replica 1"
     with pytest.raises(ConfigError, match="the job has 6 workers"):
         Layout.of(workers, 4)
-
-
-LAYERS = {
-    "dropout": lambda: keras.layers.Dropout(0.5),
-    "noise": lambda: keras.layers.GaussianNoise(1.0),
-    "spectral": lambda: keras.layers.SpectralNormalization(keras.layers.Dense(8)),
-    "batch norm": keras.layers.BatchNormalization,
-}
-
-
-def sequential(layer):
-    return keras.Sequential([keras.Input((8,)), keras.layers.Dense(8), layer, keras.layers.Dense(3)])
-
-
-@pytest.mark.parametrize("name", LAYERS)
-def test_layers_of_a_sequential_model_train_and_evaluate(name):
-    whole = sequential(LAYERS[name]())
-    stage = StageModel(layers_of(whole))
-    inputs = tf.constant(np.random.RandomState(0).rand(16, 8), tf.float32)
-    evaluated = evaluate_both(stage, whole, inputs)
-    before = [np.array(variable.numpy()) for variable in whole.variables]
-    with phase_of_layers(training=True):
-        trained = stage.call(inputs).numpy()
-    moved = any((v.numpy() != old).any() for v, old in zip(whole.variables, before, strict=True))
-    assert moved or np.abs(trained - evaluated).max() > 0.1
 
 
 @pytest.mark.parametrize(
@@ -131,25 +100,13 @@ def test_blocks_of_the_built_in_models_of_keras_compute_what_they_do(module, siz
     blocks = module.tf_blocks(model)
     shape, random = model.inputs[0].shape[1:], np.random.RandomState(0)
     inputs = random.randint(0, 17, (4, 16)) if shape == (None,) else random.rand(4, *shape)
-    evaluate_both(StageModel(blocks), model, tf.constant(inputs, model.inputs[0].dtype))
+    inputs = tf.constant(inputs, model.inputs[0].dtype)
+    with phase_of_layers(training=False):
+        np.testing.assert_array_equal(StageModel(blocks).call(inputs), model(inputs, training=False))
     assert {id(v) for v in model.variables} == {id(v) for v in StageModel(blocks).variables}
     assert len(blocks) > 2
 
 
-def evaluate_both(stage, whole, inputs):
-    expected = whole(inputs, training=False).numpy()
-    with phase_of_layers(training=False):
-        np.testing.assert_array_equal(stage.call(inputs), expected)
-    return expected
-
-
-def test_a_functional_model_without_blocks_is_refused_with_the_remedy():
-    model = convnet.tf_model((8, 8, 1), 10)
-    with pytest.raises(TaskError, match=r"a Functional, cannot be divided into stages"):
-        blocks_of(SimpleNamespace(), model, "tf", layers_of(model))
-
-
-CPU = torch.device("cpu")
 TENSORS = {
     "float": torch.randn(2, 3, 4),
     "half": torch.randn(3, 5).to(torch.bfloat16),
@@ -165,13 +122,12 @@ TENSORS = {
 }
 
 
-@pytest.mark.parametrize("name", TENSORS)
-def test_a_tensor_arrives_as_it_was(name):
-    sent = TENSORS[name]
-    found = from_message(to_message({"x": (sent, [None, "text"])}), CPU)
-    assert found["x"][1] == [None, "text"]
-    tensor = found["x"][0]
-    assert tensor.dtype == sent.dtype
-    assert torch.equal(tensor, sent)
-    if sent.is_contiguous(memory_format=torch.preserve_format) or name in ("channels last", "transposed"):
-        assert tensor.stride() == sent.stride()
+def test_tensors_arrive_as_they_were():
+    found = from_message(to_message({"x": (TENSORS, [None, "text"])}), torch.device("cpu"))
+    tensors, rest = found["x"]
+    assert rest == [None, "text"]
+    for name, sent in TENSORS.items():
+        assert tensors[name].dtype == sent.dtype
+        assert torch.equal(tensors[name], sent)
+        if name not in ("with gaps", "expanded"):
+            assert tensors[name].stride() == sent.stride()

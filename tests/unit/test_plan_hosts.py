@@ -20,20 +20,11 @@ from hvdtrain.tools.bench.plan import check_cluster, check_hosts, make_plan
 OVER_MPI = {**DOCUMENT, "controller": "MPI", "warnings": []}
 
 
-def invoke(*words: str):
-    return CliRunner().invoke(cli, ["plan", *words])
-
-
 def test_what_is_shown_and_written_is_the_same_plan():
     found = make_plan([DOCUMENT, OVER_MPI], PlanOptions(hosts=8, link=parse_links("1gbit,10gbit/20us")))
     text, document = found.describe(), found.to_document()
     assert "digits with PyTorch on the CPU, 32 samples of each worker in a step; compression none" in text
     assert "its parts explain 26.5 ms: ranges are widened by 13%" in text
-    for title in ("Gloo, 1gbit", "Gloo, 10gbit/20us", "MPI, 1gbit", "MPI, 10gbit/20us"):
-        busy = "; measured on a busy machine, see the warnings" if title.startswith("Gloo") else ""
-        assert f"  {title} between hosts{busy}\n" in text
-    assert text.count("16 workers: limited by bandwidth") == 4
-    assert text.count("warning: over Gloo: h1 was busy") == text.count("a note") == 1
     assert [one["workers"] for one in document["predictions"]] == [2, 4, 8, 16] * 4
     first = document["predictions"][0]
     assert (first["controller"], first["link"], first["way"], first["hosts"]) == ("Gloo", "1gbit", "none", 1)
@@ -45,39 +36,25 @@ def test_what_is_shown_and_written_is_the_same_plan():
     assert (one["workers"], one["limit"], "a faster link" in one["helps"]) == (16, "bandwidth", True)
 
 
-def parts(**changes) -> dict:
-    return {**DOCUMENT["part_seconds"], **{name: of_three(value) for name, value in changes.items()}}
+SUMS = [{"bytes": size, "horovod_seconds": of_three(20e-3)} for size in (4096, 8192)]
 
 
 @pytest.mark.parametrize(
-    ("changes", "limit"),
+    ("parts", "seconds", "others", "limit"),
     [
-        ({"part_seconds": parts(compute=60e-3), "mean_step_seconds": of_three(62e-3)}, ""),
-        ({"part_seconds": parts(data=50e-3), "mean_step_seconds": of_three(80e-3)}, "waiting for data"),
-        (
-            {"part_seconds": parts(slowest=30e-3), "mean_step_seconds": of_three(60e-3)},
-            "waiting for the slowest worker",
-        ),
-        (
-            {
-                "all_reduce": [{"bytes": size, "horovod_seconds": of_three(20e-3)} for size in (4096, 8192)],
-                "mean_step_seconds": of_three(45e-3),
-            },
-            "latency: small messages one after the other",
-        ),
-        ({"mean_step_seconds": of_three(60e-3)}, "copies and other work of the exchange"),
+        ({"compute": 60e-3}, 62e-3, {}, ""),
+        ({"data": 50e-3}, 80e-3, {}, "waiting for data"),
+        ({"slowest": 30e-3}, 60e-3, {}, "waiting for the slowest worker"),
+        ({}, 45e-3, {"all_reduce": SUMS}, "latency: small messages one after the other"),
+        ({}, 60e-3, {}, "copies and other work of the exchange"),
     ],
 )
-def test_what_limits_the_largest_job_is_named(changes, limit):
-    document = make_plan([{**DOCUMENT, **changes}], PlanOptions(hosts=1)).to_document()
+def test_what_limits_the_largest_job_is_named(parts, seconds, others, limit):
+    measured = DOCUMENT["part_seconds"] | {name: of_three(value) for name, value in parts.items()}
+    job = {**DOCUMENT, "part_seconds": measured, "mean_step_seconds": of_three(seconds), **others}
+    document = make_plan([job], PlanOptions(hosts=1)).to_document()
     assert document["advice"][0]["limit"] == limit
     assert bool(document["advice"][0]["helps"]) == bool(limit)
-
-
-def test_the_network_that_was_measured_is_predicted_from_two_hosts_on():
-    (table,) = make_plan([{**DOCUMENT, "hosts": 2, "slots": 1}], PlanOptions(hosts=4)).tables
-    assert table.title == "Gloo, the network that was measured"
-    assert [row.cluster.workers for row in table.rows] == [2, 4]
 
 
 @pytest.mark.parametrize(
@@ -86,8 +63,6 @@ def test_the_network_that_was_measured_is_predicted_from_two_hosts_on():
         (2, 1, PlanOptions(link=()), "sums over the network of 2 hosts do not show"),
         (1, 2, PlanOptions(slots=4), "--slots 4: 2 workers of a host are measured here"),
         (1, 2, PlanOptions(hosts=1, slots=1), "--hosts 1 with 1 worker each leave nothing to predict"),
-        (2, 2, PlanOptions(hosts=1), "nothing to predict"),
-        (2, 4, PlanOptions(slots=2), "--slots 2: 4 workers of a host are measured here"),
         (1, 2, PlanOptions(hosts=1, link=USUAL_LINKS), "no message takes a link"),
     ],
 )
@@ -95,6 +70,12 @@ def test_what_does_not_follow_from_a_measurement_is_refused(hosts, slots, option
     with pytest.raises(UsageError, match=said) as error:
         check_cluster(hosts, slots, options)
     assert error.value.everywhere
+
+
+def test_the_network_that_was_measured_is_predicted_from_two_hosts_on():
+    (table,) = make_plan([{**DOCUMENT, "hosts": 2, "slots": 1}], PlanOptions(hosts=4)).tables
+    assert table.title == "Gloo, the network that was measured"
+    assert [row.cluster.workers for row in table.rows] == [2, 4]
 
 
 def test_sparse_gradients_are_refused():
@@ -107,39 +88,12 @@ def test_sparse_gradients_are_refused():
 
 def test_hosts_that_differ_are_refused():
     check_hosts(PlanOptions(), ["h1", "h1", "h2", "h2"], [2, 2, 2, 2])
-    with pytest.raises(UsageError, match="this job has one"):
-        check_hosts(PlanOptions(), ["h1"], [1])
     with pytest.raises(UsageError, match="different numbers of workers") as error:
         check_hosts(PlanOptions(), ["h1", "h1", "h2"], [2, 2, 1])
     assert "-H h1:1,h2:1" in error.value.remedy
     assert error.value.everywhere
     with pytest.raises(UsageError, match=r"hosts have the same name \(localhost\)"):
         check_hosts(PlanOptions(), ["localhost"] * 4, [2] * 4)
-
-
-@pytest.fixture
-def handed_on(monkeypatch):
-    """Gives the layers and options that a command line hands on, without measuring."""
-    found: list = []
-    monkeypatch.setattr(plan, "run_plan", lambda layers, options: found.extend((layers, options)))
-
-    def get(*words: str):
-        result = invoke(*words)
-        assert result.exit_code == 0, result.output
-        return found
-
-    return get
-
-
-def test_options_of_the_job_and_of_plan_are_told_apart(handed_on):
-    layers, options = handed_on(
-        *("--framework", "torch", "--batch-size", "8", "--set", "seed=3", "--hosts", "16"),
-        *("--link", "1gbit,1gbit,200mbit", "--seconds", "3", "-np", "4", "--controller", "mpi"),
-    )
-    assert layers[1].values == {"framework": "torch", "batch_size": 8}
-    assert layers[0].values == {"seed": 3}
-    assert [link.name for link in options.link] == ["1gbit", "200mbit"]
-    assert (options.hosts, options.seconds, options.num_proc, options.controller) == (16, 3.0, 4, "mpi")
 
 
 @pytest.fixture
@@ -192,8 +146,6 @@ def test_each_worker_needs_a_gpu_or_a_core(launches, monkeypatch):
     with pytest.raises(UsageError, match="this host has one GPU") as error:
         plan.measure_here([], PlanOptions(), gpus=1)
     assert "--device cpu" in error.value.remedy
-    with pytest.raises(UsageError, match="4 workers need a GPU each; this host has 2"):
-        plan.measure_here([], PlanOptions(num_proc=4), gpus=2)
     with pytest.raises(UsageError, match="8 workers need a slot each"):
         plan.measure_here([], PlanOptions(num_proc=8))
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0})
@@ -205,9 +157,7 @@ def test_each_worker_needs_a_gpu_or_a_core(launches, monkeypatch):
     ("words", "said"),
     [
         (["--global-batch-size", "64"], "a worker's batch shrinks"),
-        (["--set", "batch_sise=3"], "batch_sise"),
         (["--shard", "optimizer"], "shard optimizer cannot be used by plan"),
-        (["--compression", "fp16", "--sync-every", "2"], "sync_every"),
         (["--task", "task.py:OwnStep"], "the task's own torch_step"),
     ],
 )
@@ -216,6 +166,6 @@ def test_what_is_not_predicted_is_refused_before_anything_starts(words, said, mo
     (tmp_path / "task.py").write_text(own)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(plan, "measure_here", mock.Mock(side_effect=AssertionError("workers started")))
-    result = invoke("--framework", "torch", *words)
+    result = CliRunner().invoke(cli, ["plan", "--framework", "torch", *words])
     assert isinstance(result.exception, UsageError)
     assert said in str(result.exception)
