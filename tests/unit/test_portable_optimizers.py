@@ -70,9 +70,7 @@ OWN = {
     "sgd": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=0.1),
     "adamw": lambda p: torch.optim.AdamW(p, lr=0.01),
     "rmsprop": lambda p: torch.optim.RMSprop(p, lr=0.01, momentum=0.5, centered=True),
-    "nadam": lambda p: torch.optim.NAdam(p, lr=0.01),
     "adafactor": lambda p: torch.optim.Adafactor(p, lr=0.01),
-    "rprop": lambda p: torch.optim.Rprop(p, lr=0.01),
     "numbers": Numbers,
 }
 
@@ -113,34 +111,21 @@ def test_without_private_names_both_biases_of_an_lstm_get_the_slot():
         assert found.tolist() == state["optimizer/momentum/lstm/bias"].tolist()
 
 
-def test_counts_of_steps_that_differ_come_back():
-    side, fresh = torch_side(OWN["adamw"]), torch_side(OWN["adamw"])
-    train(side)
-    side.optimizer.state[side.module.dense.bias]["step"].fill_(1)
-    state = side.read()
-    assert state["optimizer/step"] == 3
-    fresh.write(state)
-    assert fresh.optimizer.state[fresh.module.dense.bias]["step"] == 1
-    assert fresh.optimizer.state[fresh.module.dense.weight]["step"] == 3
-
-
-def test_a_state_from_before_the_first_step_empties_the_optimizer():
-    side, other = torch_side(OWN["nadam"]), torch_side(OWN["nadam"])
-    train(other)
-    other.write(side.read())
-    assert not other.optimizer.state
-
-
 def test_a_refused_state_changes_nothing():
-    side, fresh = torch_side(OWN["nadam"]), torch_side(OWN["nadam"])
+    side, fresh = torch_side(OWN["adamw"]), torch_side(OWN["adamw"])
+    side.module.conv.weight.requires_grad_(False)
+    empty = side.read()
     train(side)
     state = side.read()
+    assert "optimizer/first_moment/conv/kernel" not in state
     del state["optimizer/first_moment/dense/bias"]
     before = fresh.read()
     with pytest.raises(TaskError, match=r"missing: optimizer/first_moment/dense/bias \(2,\)"):
         fresh.write(state)
     assert_same(fresh.read(), before)
     assert all(p.grad is None for p in fresh.module.parameters())
+    side.write(empty)
+    assert not side.optimizer.state, "as before the first step"
 
 
 def test_an_optimizer_that_keeps_lists_is_refused_by_name():
@@ -155,29 +140,18 @@ def test_an_optimizer_that_keeps_lists_is_refused_by_name():
     side.optimizer.step(closure)
     with pytest.raises(TaskError, match=r"the state of LBFGS cannot be saved: 'old_dirs' of .* is a list"):
         side.read()
-
-
-def test_what_an_optimizer_keeps_for_no_parameter_is_refused():
     side = torch_side(OWN["sgd"])
-    train(side, 1)
     side.optimizer.state["k"] = {"n": 1}
     with pytest.raises(TaskError, match="cannot be saved: it keeps something for 'k', no parameter"):
         side.read()
-
-
-def test_frozen_parameters_have_no_slots():
-    side = torch_side(OWN["adamw"])
-    side.module.conv.weight.requires_grad_(False)
-    train(side)
-    assert "optimizer/first_moment/conv/kernel" not in side.read()
 
 
 def keras_side(make):
     keras.utils.clear_session()
     keras.utils.set_random_seed(1)
     x = keras.Input((3, 8))
-    y = layers.GRU(4, return_sequences=True, name="gru")(layers.MultiHeadAttention(2, 4, name="mha")(x, x))
-    y = layers.Dense(2, name="dense")(layers.Conv1D(4, 3, groups=4, name="conv")(y))
+    y = layers.Conv1D(8, 3, groups=8, name="conv")(layers.MultiHeadAttention(2, 4, name="mha")(x, x))
+    y = layers.Dense(2, name="dense")(y)
     return KerasSide(keras.Model(x, y), make())
 
 
@@ -193,9 +167,7 @@ def keras_train(side, steps=2):
 
 
 KERAS = {
-    "adam": lambda: keras.optimizers.Adam(0.01, amsgrad=True),
-    "rmsprop": lambda: keras.optimizers.RMSprop(0.01, momentum=0.5, centered=True),
-    "averaged": lambda: keras.optimizers.Adam(0.01, use_ema=True),
+    "adam": lambda: keras.optimizers.Adam(0.01, amsgrad=True, use_ema=True),
     "scaled": lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(0.01)),
     "adafactor": lambda: keras.optimizers.Adafactor(0.01),
 }
@@ -206,16 +178,9 @@ def test_a_keras_optimizer_goes_on_bit_by_bit(name):
     side, fresh = keras_side(KERAS[name]), keras_side(KERAS[name])
     keras_train(side)
     state = side.read()
+    assert name != "adam" or state["optimizer/momentums/mha/query/kernel"].shape == (8, 2, 4)
     fresh.write(state)
     assert_same(fresh.read(), state)
     expected, found = keras_train(side), keras_train(fresh)
     for key, value in expected.items():
         np.testing.assert_array_equal(found[key], value, err_msg=key)
-
-
-def test_keras_slots_go_by_the_names_of_their_parameters():
-    side = keras_side(KERAS["adam"])
-    shapes = {key: value.shape for key, value in side.read().items()}
-    assert shapes["optimizer/momentums/mha/query/kernel"] == (8, 2, 4)
-    assert shapes["optimizer/momentums/conv/kernel"] == (3, 4, 1)
-    assert not [key for key in shapes if key.startswith("optimizer/variable/")]
