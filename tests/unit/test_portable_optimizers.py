@@ -150,7 +150,7 @@ def keras_side(make):
     keras.utils.clear_session()
     keras.utils.set_random_seed(1)
     x = keras.Input((3, 8))
-    y = layers.Conv1D(8, 3, groups=8, name="conv")(layers.MultiHeadAttention(2, 4, name="mha")(x, x))
+    y = layers.Conv1D(4, 3, name="conv")(layers.MultiHeadAttention(2, 4, name="mha")(x, x))
     y = layers.Dense(2, name="dense")(y)
     return KerasSide(keras.Model(x, y), make())
 

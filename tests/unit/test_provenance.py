@@ -30,37 +30,29 @@ class Mine(NumpyDigits):
 """
 
 
-def git(folder: Path, *words: str) -> str:
-    identity = ("-c", "user.name=n", "-c", "user.email=e@x")
-    done = subprocess.run(
-        ["git", *identity, *words], cwd=folder, capture_output=True, text=True, check=True, timeout=120
-    )
-    return done.stdout.strip()
-
-
-@pytest.fixture
-def repository(tmp_path):
-    git(tmp_path, "init", "-q")
-    (tmp_path / "file.py").write_text("1\n")
-    git(tmp_path, "add", "file.py")
-    git(tmp_path, "commit", "-q", "-m", "one")
-    return tmp_path
-
-
-def test_the_commit_is_read_and_the_file_system_monitor_of_a_repository_is_not_executed(repository):
-    assert git_state(repository, SECONDS) == (git(repository, "rev-parse", "HEAD"), False)
-    (repository / "file.py").write_text("2\n")
-    hook = repository / "hook.sh"
-    hook.write_text(f"#!/bin/sh\ntouch {repository}/executed\n")
-    hook.chmod(0o755)
-    git(repository, "config", "core.fsmonitor", str(hook))
-    (repository / "executed").unlink(missing_ok=True)  # by git config itself
-    assert git_state(repository, SECONDS)[1]
-    assert not (repository / "executed").exists()
-
-
 def config(**fields: object) -> Config:
     return Config(**{"framework": "torch", "epochs": 1, **fields})
+
+
+def test_the_commit_is_read_and_the_file_system_monitor_of_a_repository_is_not_executed(tmp_path):
+    def git(*words: str) -> str:
+        command = ["git", "-c", "user.name=n", "-c", "user.email=e@x", *words]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=120)
+        return done.stdout.strip()
+
+    git("init", "-q")
+    (tmp_path / "file.py").write_text("1\n")
+    git("add", "file.py")
+    git("commit", "-q", "-m", "one")
+    assert git_state(tmp_path, SECONDS) == (git("rev-parse", "HEAD"), False)
+    (tmp_path / "file.py").write_text("2\n")
+    hook = tmp_path / "hook.sh"
+    hook.write_text(f"#!/bin/sh\ntouch {tmp_path}/executed\n")
+    hook.chmod(0o755)
+    git("config", "core.fsmonitor", str(hook))
+    (tmp_path / "executed").unlink(missing_ok=True)  # by git config itself
+    assert git_state(tmp_path, SECONDS)[1]
+    assert not (tmp_path / "executed").exists()
 
 
 def came_from(command=("python", "-m", "hvdtrain"), file: str = "", source: bytes = b"") -> Provenance:
@@ -87,11 +79,8 @@ def test_paths_in_the_file_mean_the_same_in_any_folder(tmp_path, monkeypatch):
     found = yaml.safe_load(config_text(config(**fields), tmp_path))
     assert found["init"] == f"{tmp_path}/runs/a"
     assert found["task_options"] == {"path": f"{tmp_path}/images", "model": "images"}
-    assert (
-        yaml.safe_load(config_text(config(task="a/x.py:Mine"), tmp_path))["task"] == f"{tmp_path}/a/x.py:Mine"
-    )
-    own = config(task="a/x.py:Mine", task_options={"path": "images"})
-    assert yaml.safe_load(config_text(own, tmp_path))["task_options"] == {"path": "images"}
+    own = yaml.safe_load(config_text(config(task="a/x.py:Mine", task_options={"path": "images"}), tmp_path))
+    assert (own["task"], own["task_options"]) == (f"{tmp_path}/a/x.py:Mine", {"path": "images"})
 
 
 def test_starts_are_kept_and_a_changed_task_is_said(tmp_path):
@@ -101,10 +90,7 @@ def test_starts_are_kept_and_a_changed_task_is_said(tmp_path):
     assert keep(first, tmp_path, 5, tmp_path) == []
     changed = came_from(file="/b/x.py", source=b"two")
     (note,) = keep(changed, tmp_path, 9, tmp_path)
-    assert note == (
-        "the task's file /b/x.py has changed since the run's start at step 5; "
-        f"{tmp_path}/task/x.py is what it was"
-    )
+    assert "/b/x.py has changed since the run's start at step 5" in note
     two = f"x-{hashlib.sha256(b'two').hexdigest()[:8]}.py"
     assert (tmp_path / "task" / two).read_bytes() == b"two"
     starts = [json.loads(line) for line in (tmp_path / "provenance.jsonl").read_text().splitlines()]
@@ -116,7 +102,7 @@ def test_starts_are_kept_and_a_changed_task_is_said(tmp_path):
     assert (tmp_path / "task" / two).read_bytes() == b"two"
 
 
-def test_config_yaml_repeats_a_run_from_another_folder(train, tmp_path, monkeypatch, capsys):
+def test_config_yaml_repeats_a_run_from_another_folder(train, tmp_path, monkeypatch):
     (tmp_path / "mine.py").write_text(TASK)
     monkeypatch.syspath_prepend(Path(numpy_backend.__file__).parents[1])
     train(None, task="mine.py:Mine", steps=3, seed=3)
@@ -126,13 +112,6 @@ def test_config_yaml_repeats_a_run_from_another_folder(train, tmp_path, monkeypa
     first = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert repeated.final == first["final"]
     assert (tmp_path / "run" / "task" / "mine.py").read_text() == TASK
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "mine.py").write_text(f"{TASK}\n# changed\n")
-    capsys.readouterr()
-    train(None, task="mine.py:Mine", steps=6, resume="auto", seed=3)
-    assert "has changed since the run's start at step 0; run/task/mine.py is what it was" in " ".join(
-        capsys.readouterr().out.split()
-    )
 
 
 def test_a_removed_working_folder_ends_no_job(tmp_path, monkeypatch):
