@@ -60,14 +60,8 @@ def test_an_evaluation_has_its_own_stages():
     assert (resolved(made).stages, resolved(made, Layer("options", {"stages": 2})).stages) == (1, 2)
 
 
-@pytest.mark.parametrize(
-    ("fields", "size"),
-    [
-        ({"global_batch_size": 50, "accumulate": 2}, 13),
-    ],
-)
-def test_a_batch_of_evaluation_is_as_large_as_in_training(fields, size):
-    assert resolved(manifest(**fields)).eval_batch_size == size
+def test_a_batch_of_evaluation_is_as_large_as_in_training():
+    assert resolved(manifest(global_batch_size=50, accumulate=2)).eval_batch_size == 13
 
 
 def test_a_task_of_the_users_own_must_be_named():

@@ -79,23 +79,14 @@ def test_every_option_reaches_its_field(layers, name):
     assert str(getattr(config, name)) in (given, f"{given}.0", f"('{given}',)")
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (("--optimizer", "adam"), "'adam' is not one of 'sgd', 'adamw'"),
-        (("build-horovod", "--gpu", "rocm"), "'rocm' is not one of 'none', 'nccl'"),
-    ],
-    ids=str,
-)
-def test_a_wrong_option_is_named_with_a_hint(invoke, words, said):
-    result = invoke(*words)
-    assert result.exit_code == 2
-    assert said in result.output
-
-
 def test_a_word_that_is_no_command_and_no_file_is_named(invoke):
     with pytest.raises(UsageError, match="'qqq' is neither a command nor a config file\nCommands: train, "):
         cli.cli(["qqq"], standalone_mode=False)
+
+
+def test_a_wrong_value_names_the_right_ones(invoke):
+    result = invoke("--optimizer", "adam")
+    assert (result.exit_code, "'adam' is not one of 'sgd', 'adamw'" in result.output) == (2, True)
 
 
 def test_every_unknown_option_is_named_with_a_hint(invoke):

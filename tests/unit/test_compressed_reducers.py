@@ -3,7 +3,6 @@
 from types import SimpleNamespace
 
 import horovod.torch
-import numpy as np
 import pytest
 import tensorflow as tf
 import torch
@@ -36,22 +35,6 @@ def tensorflow_low_rank_of(workers, shape):
     reducer = tensorflow_low_rank.LowRank(workers, [TensorFlowField("a", "a", variable, shape)], RANK, 0)
     reducer.attach({"a": variable})
     return reducer
-
-
-def test_tensorflow_takes_gradients_of_unknown_shape():
-    """As ``tf.custom_gradient`` around ``tf.numpy_function`` gives them."""
-    value = np.random.RandomState(0).randn(30, 40).astype(np.float32)
-    reducer = tensorflow_low_rank_of(ALONE, (30, 40))
-
-    @tf.function(input_signature=[tf.TensorSpec(None)], autograph=False)
-    def finish(gradient):
-        (found,), _ = reducer.finish([gradient])
-        assert found.shape == (30, 40)
-        return found
-
-    found = finish(value).numpy()
-    expected = tensorflow_low_rank_of(ALONE, (30, 40)).finish([tf.constant(value)])[0][0].numpy()
-    np.testing.assert_allclose(found, expected, rtol=2**-7, atol=1e-6)
 
 
 def test_sums_in_a_branch_have_one_name_in_every_graph(monkeypatch):

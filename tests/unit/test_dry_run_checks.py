@@ -95,11 +95,6 @@ def test_probabilities_into_cross_entropy_are_refused(shape):
     assert "classifier_activation=None" in found.remedy
 
 
-def test_probabilities_are_refused_in_the_evaluation_if_the_step_is_the_tasks_own():
-    run = passed(softmax(LOGITS), what="evaluation data")
-    assert "the loss cross_entropy takes logits" in problem(run, passed(LOGITS[:, :1], loss=""))
-
-
 @pytest.mark.parametrize(
     ("outputs", "loss"),
     [
@@ -110,10 +105,6 @@ def test_probabilities_are_refused_in_the_evaluation_if_the_step_is_the_tasks_ow
 )
 def test_what_may_be_logits_passes(outputs, loss):
     assert find_error(passed(outputs, np.zeros(4, int), loss=loss)) is None
-
-
-def test_evaluation_is_not_refused_for_what_training_passed():
-    assert find_error(passed(softmax(LOGITS), what="evaluation data"), passed()) is None
 
 
 def test_a_sigmoid_before_binary_cross_entropy_is_refused_or_noted_where_the_last_layer_is_not_known():
@@ -147,14 +138,6 @@ def test_a_loss_that_is_not_finite_on_finite_data_is_refused():
     assert isinstance(found, NonFiniteLossError)
     assert "before any step" in found.problem
     assert "not the model's outputs" in found.problem
-
-
-def test_evaluation_that_fails_is_compared_with_training():
-    fails = {"what": "evaluation data", "error": KeyError("targets")}
-    said = problem(passed(targets=None, **fails), passed())
-    assert "Unlike the training data, it has no 'targets'." in said
-    said = problem(passed(inputs=np.ones((4, 5), np.float32), **fails), passed())
-    assert "it has 'inputs' of float32 (5,) per sample in place of float32 (2,)" in said
 
 
 @pytest.mark.parametrize(

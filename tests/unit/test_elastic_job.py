@@ -4,7 +4,6 @@ import json
 import threading
 import time
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -22,22 +21,15 @@ from hvdtrain.jobs.opening.start import prepare
 from hvdtrain.jobs.outcome import end_together
 from hvdtrain.jobs.run_directory.lock import RunLock
 
-STEPS = [2, 4, 6, 8, 10]
-
 
 class _Killed(BaseException):
     """Ends the thread of a worker that was killed, when the test is over."""
 
 
 class Job:
-    """An elastic job whose workers train the digits in this process.
+    """An elastic job whose workers train the digits in this process."""
 
-    Args:
-        folder: where the run directory is made.
-        fields: config fields.
-    """
-
-    def __init__(self, folder: Path, task=NumpyDigits, **fields) -> None:
+    def __init__(self, folder: Path, **fields) -> None:
         given = {
             "framework": "numpy",
             "steps": 10,
@@ -45,12 +37,11 @@ class Job:
             "log_every": 2,
             "eval_every": 4,
             "save_every": 4,
-            "trace_indices": True,
             "run_dir": str(folder / "run"),
             **fields,
         }
-        self.run_dir = Path(given["run_dir"] or "")
-        self.job = prepare([Layer("test", given)], task)
+        self.run_dir = folder / "run"
+        self.job = prepare([Layer("test", given)], NumpyDigits)
         self.driver = FakeDriver()
         self.outcomes: dict[str, object] = {}
         self.memberships: dict[str, FakeMembership] = {}
@@ -112,22 +103,6 @@ class Job:
         for thread in self._threads.values():
             thread.join(60)
 
-    def statuses(self) -> dict[str, object]:
-        return {name: getattr(outcome, "status", outcome) for name, outcome in self.outcomes.items()}
-
-    def lines(self, phase: str) -> list[dict]:
-        lines = [json.loads(line) for line in (self.run_dir / "metrics.jsonl").read_text().splitlines()]
-        return [line for line in lines if line["phase"] == phase]
-
-    def indices(self) -> dict[int, list[int]]:
-        """Return the samples of each step, over all workers."""
-        found: dict[int, list[int]] = {}
-        for path in (self.run_dir / "indices").iterdir():
-            for line in path.read_text().splitlines():
-                record = json.loads(line)
-                found.setdefault(record["step"], []).extend(record["indices"])
-        return {step: sorted(indices) for step, indices in sorted(found.items())}
-
     def saved(self) -> list[int]:
         return sorted(int(path.name[5:]) for path in (self.run_dir / "checkpoints").glob("step-*"))
 
@@ -139,43 +114,13 @@ def job_in(tmp_path, monkeypatch):
         monkeypatch.setenv(name, "gloo")
     jobs = []
 
-    def make(name: str = "job", **fields) -> Job:
-        jobs.append(Job(tmp_path / name, **fields))
+    def make(**fields) -> Job:
+        jobs.append(Job(tmp_path, **fields))
         return jobs[-1]
 
     yield make
     for job in jobs:
         job.end()
-
-
-def killing(job: Job, killed: str, call: str, count: int):
-    """Return what kills a worker at its n-th such call."""
-
-    def before(name: str, now: str, number: int) -> None:
-        if (name, now, number) == (killed, call, count):
-            job.kill(name)
-
-    return before
-
-
-def places_by_kind(calls: list[str]) -> list[list[tuple[str, int]]]:
-    """Return calls with their numbers, those together that follow a call of the same name."""
-    found: dict[tuple[str, str], list[tuple[str, int]]] = {}
-    for number, (before, call) in enumerate(pairwise(["", *calls])):
-        found.setdefault((before, call), []).append((call, calls[: number + 1].count(call)))
-    return list(found.values())
-
-
-def check_same(job: Job, expected: Job) -> None:
-    """Check that a job that was disturbed did what an undisturbed one does."""
-    for phase in ("train", "eval"):
-        found, wanted = job.lines(phase), expected.lines(phase)
-        assert [line["step"] for line in found] == [line["step"] for line in wanted]
-        assert [line["loss"] for line in found] == pytest.approx([line["loss"] for line in wanted], rel=1e-5)
-        assert [line["accuracy"] for line in found] == pytest.approx([line["accuracy"] for line in wanted])
-    assert job.indices() == expected.indices()
-    assert job.saved()[-1] == expected.saved()[-1]
-    assert json.loads((job.run_dir / "summary.json").read_text())["status"] == "completed"
 
 
 def test_a_worker_that_loses_the_others_when_training_is_complete_has_its_summary_too(job_in, monkeypatch):
@@ -189,7 +134,7 @@ def test_a_worker_that_loses_the_others_when_training_is_complete_has_its_summar
     job = job_in(steps=3, eval_every=None)
     job.keeps_history = True
     job.run("a", "b")
-    assert job.statuses() == {"a": "completed", "b": "completed"}
+    assert [outcome.status for outcome in job.outcomes.values()] == 2 * ["completed"]
     # "b" may ask for another world before "a" has left this one: then both enter one, which is reported
     kept = [line for line in job.outcomes["a"].history if line["phase"] != "event"]
     assert [(line["phase"], line["step"]) for line in kept] == [("train", 2), ("train", 3), ("eval", 3)]
@@ -198,25 +143,6 @@ def test_a_worker_that_loses_the_others_when_training_is_complete_has_its_summar
     assert job.outcomes["a"].final == job.outcomes["b"].final
     assert job.outcomes["a"].checkpoint == job.outcomes["b"].checkpoint is not None
     assert job.memberships["b"].said[-1] == ("done", 0)
-
-
-@pytest.mark.parametrize("killed", ["a", "b"])
-def test_a_worker_may_be_lost_at_any_call(job_in, killed):
-    """Rank 0 or rank 1, at a call of the backend of an undisturbed run in its first world.
-
-    Every kind of place is tried with both, at the last call of its kind.
-    """
-    fields = {"steps": 3, "eval_every": 2, "save_every": 2}
-    expected = job_in("undisturbed", **fields).run("a", "b")
-    for places in places_by_kind(expected.calls[killed]):
-        call, count = places[-1]
-        job = job_in(f"{call}-{count}", **fields)
-        job.run("a", "b", before=killing(job, killed, call, count))
-        left = "b" if killed == "a" else "a"
-        assert job.statuses()[left] == "completed", (call, count)
-        check_same(job, expected)
-        assert [size for size, *_ in job.driver.worlds] == [2, 1]
-        assert [line["workers"] for line in job.lines("event")] == [1]
 
 
 def test_a_checkpoint_that_was_lost_with_its_rank_zero_is_written_by_the_next(job_in, monkeypatch):
@@ -231,8 +157,13 @@ def test_a_checkpoint_that_was_lost_with_its_rank_zero_is_written_by_the_next(jo
         return write(folder, state, manifest, check)
 
     monkeypatch.setattr(storage, "write", slow)
+
+    def before(name: str, call: str, number: int) -> None:
+        if (name, call, number) == ("a", "train_step", 6):
+            job.kill(name)
+
     job.loses_saves = True
-    job.run("a", "b", before=killing(job, "a", "train_step", 6))
+    job.run("a", "b", before=before)
     assert job.outcomes["b"].status == "completed"
     assert lost == [4]
     assert job.saved() in ([5, 7], [4, 7])  # as far as the other worker came before the loss
@@ -253,8 +184,8 @@ def test_new_workers_alone_go_on_from_the_newest_checkpoint(job_in):
     job.run("a", "b", before=before)
     assert [(size, source) for size, _, source in job.driver.worlds] == [(2, "start"), (1, "checkpoint")]
     assert job.outcomes["c"].status == "completed"
-    assert [line["step"] for line in job.lines("train")] == STEPS
-    assert sorted(job.indices()) == list(range(1, 11))
+    lines = [json.loads(line) for line in (job.run_dir / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines if line["phase"] == "train"] == [2, 4, 6, 8, 10]
 
 
 def test_a_worker_that_has_trained_does_not_start_anew(job_in):
@@ -275,10 +206,7 @@ def test_a_worker_that_has_trained_does_not_start_anew(job_in):
     assert job.memberships["b"].said[-1] == ("failed", job.outcomes["b"])
     assert job.outcomes["c"].status == "completed"
     assert job.calls["c"].count("train_step") == 10
-    assert [(size, source) for size, _, source in job.driver.worlds[1:]] == [
-        (2, "checkpoint"),
-        (1, "checkpoint"),
-    ]
+    assert {source for _, _, source in job.driver.worlds[1:]} == {"checkpoint"}
 
 
 def test_a_signal_to_the_launcher_stops_all_of_them_saved(job_in):

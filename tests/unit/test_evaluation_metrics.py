@@ -197,9 +197,7 @@ def mean_of(outputs, _):
 
 
 REFUSED = {
-    "no mapping": (SUM(lambda o, b: o, number), "update must return a mapping of names to tensors"),
     "a sum": (SUM(mean_of, number), "(8, ...); found float32 () for 'a'"),
-    "raises": (SUM(lambda o, b: b["missing"], number), "test_evaluation_metrics.py, line"),
     "several": (SUM(outputs_as_they_are, lambda sums: sums["a"]), "one number; found float64 (2,)"),
 }
 
@@ -236,14 +234,3 @@ def test_workers_whose_rows_differ_are_refused(side):
         of_workers.append(state.parts())
     with pytest.raises(TaskError, match=r"metrics\['m'\]: update returned .*\(2,\).* and .*\(3,\)"):
         state.value(of_workers)
-
-
-def test_a_compute_that_fails_ends_the_evaluation_and_its_rows_are_forgotten(side):
-    metrics = evaluation(side, "mse", {"it": GATHERED(outputs_as_they_are, lambda rows: rows["b"])})
-    metrics.begin()
-    add(side, metrics, np.ones((9, 2), np.float32), np.zeros(9))
-    with pytest.raises(TaskError, match=r"metrics\['it'\]: compute fails: .*KeyError: 'b'") as caught:
-        metrics.computed(ALONE)
-    assert caught.value.everywhere
-    metrics.begin()
-    add(side, metrics, np.ones((9, 2), np.float32), np.zeros(9))

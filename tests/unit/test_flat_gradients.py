@@ -84,19 +84,6 @@ def test_every_number_of_every_parameter_is_owned_exactly_once(lengths, workers)
     assert [name for bucket in shard(sizes, workers) for name in bucket.begins] == list(sizes)
 
 
-@pytest.mark.parametrize(
-    ("sizes", "expected"),
-    [
-        ([3 * MIB, MIB, 1, 3 * MIB], [["0", "1"], ["2", "3"]]),  # 16 MiB at most
-        ([20 * MIB, 5], [["0"], ["1"]]),  # or one parameter
-        ([], []),
-    ],
-)
-def test_buckets_are_small(sizes, expected):
-    buckets = shard({str(i): size for i, size in enumerate(sizes)}, 4)
-    assert [list(bucket.begins) for bucket in buckets] == expected
-
-
 def test_arrays_of_a_spool_lie_in_a_file_without_a_name(tmp_path):
     folder = tmp_path / "checkpoints"
     spool = Spool(folder)

@@ -110,12 +110,6 @@ def test_the_best_checkpoint_of_a_run(train, monkeypatch):
         quiet(train, monkeypatch, steps=1, run_dir="none", best=True)
 
 
-def test_an_error_that_all_workers_have_is_shared(monkeypatch):
-    monkeypatch.setattr(failures, "_SHARED_SECONDS", 20)
-    asked = on_every_rank(["here"] * 3, lambda workers: is_shared(TaskError("no data"), workers))
-    assert asked == [True, True, True]
-
-
 def test_an_error_of_one_worker_is_not_shared(monkeypatch):
     monkeypatch.setattr(failures, "_SHARED_SECONDS", 0.2)
 

@@ -46,11 +46,7 @@ def test_the_innermost_launcher_counts(environ, launcher):
 @pytest.mark.parametrize(
     "environ",
     [
-        {
-            "SLURM_NTASKS": "4",
-            "SLURM_PROCID": "0",
-            "SLURM_JOB_ID": "7",
-        },  # a batch script, or a shell of salloc
+        {"SLURM_NTASKS": "4", "SLURM_PROCID": "0"},  # a batch script, or a shell of salloc
         {**STEP, "SLURM_PTY_PORT": "1234"},  # a shell of srun --pty
         {"WORLD_SIZE": "4"},
         {"TF_CONFIG": '{"cluster": [], "task": 1}'},
@@ -76,7 +72,7 @@ def test_a_batch_script_may_inherit_the_variables_of_a_step(monkeypatch, title, 
     assert (stated_launch(STEP) is not None) == is_step
 
 
-@pytest.mark.parametrize("environ", [TORCHRUN, STEP, PODS, TENSORFLOW], ids=str)
+@pytest.mark.parametrize("environ", [TORCHRUN, PODS], ids=str)
 def test_processes_that_horovod_does_not_see_are_refused(environ):
     launch = stated_launch(environ)
     with pytest.raises(
@@ -88,10 +84,9 @@ def test_processes_that_horovod_does_not_see_are_refused(environ):
     assert caught.value.everywhere
 
 
-@pytest.mark.parametrize(("size", "rank"), [(3, 1)])
-def test_another_rank_or_fewer_workers_are_refused(size, rank):
-    with pytest.raises(EnvironmentFault, match=f"{size} workers, with rank {rank} here"):
-        check_launch_is_seen(Launch("mpirun", "OMPI_COMM_WORLD_SIZE", 4, 1), size, rank)
+def test_fewer_workers_are_refused():
+    with pytest.raises(EnvironmentFault, match="3 workers, with rank 1 here"):
+        check_launch_is_seen(Launch("mpirun", "OMPI_COMM_WORLD_SIZE", 4, 1), 3, 1)
 
 
 def test_only_a_rank_that_knows_of_others_can_speak():

@@ -48,11 +48,6 @@ TARGETS = {
 LEAST_NOTICED = 0.4  # of the damage; a changed pixel does no harm
 
 
-def damaged(form: str) -> list[tuple[str, bytes]]:
-    _, good, count, header, numbers = TARGETS[form]
-    return list(every(good, count, header, numbers))
-
-
 @pytest.fixture(scope="module")
 def places(tmp_path_factory):
     """A folder for each form, whole: only the damaged file changes from test to test."""
@@ -73,10 +68,6 @@ def read_all(place) -> None:
     fetch(data, np.arange(len(data)))
 
 
-def memory_bytes() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-
 def refusal(place) -> DataError | None:
     """Give the error of reading a place; any but a DataError goes through."""
     try:
@@ -86,21 +77,24 @@ def refusal(place) -> DataError | None:
     return None
 
 
+def memory_bytes() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
 @pytest.mark.filterwarnings("ignore:.*:UserWarning:PIL")
 @pytest.mark.parametrize("form", TARGETS)
 def test_a_damaged_file_is_an_error_that_names_it_or_does_no_harm(places, form):
-    file, good, *_ = TARGETS[form]
+    file, good, count, header, numbers = TARGETS[form]
     path, before, noticed = places[form] / file, memory_bytes(), []
-    for name, content in damaged(form):
+    for name, content in every(good, count, header, numbers):
         path.write_bytes(content)
         begun = time.monotonic()
         said = refusal(places[form])
-        assert time.monotonic() - begun < SECONDS, name
         noticed.append(said is not None)
         if said is not None:
             assert str(places[form]) in said.problem, name
             assert isinstance(said, BadSampleError) == ("class" in file), name
-            assert len(said.problem) < 600, name
+        assert time.monotonic() - begun < SECONDS, name
     path.write_bytes(good)
     assert memory_bytes() - before < MEMORY_BYTES
     assert np.mean(noticed) > LEAST_NOTICED

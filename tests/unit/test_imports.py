@@ -15,17 +15,15 @@ import hvdtrain
 
 PACKAGE = Path(hvdtrain.__file__).parent
 FRAMEWORKS = {"torch", "tensorflow", "keras", "horovod", "mpi4py", "torchvision", "jax"}
-# The parts that may import a framework or Horovod at the top of a file, and what they may import of it
-OWNERS = {
-    "hvdtrain.backends.torch": ("torch", "horovod.torch"),
-    "hvdtrain.backends.tensorflow": ("tensorflow", "keras", "horovod.tensorflow"),
-    "hvdtrain.tools.torch": ("torch", "horovod.torch"),
-    "hvdtrain.tools.tensorflow": ("tensorflow", "keras", "horovod.tensorflow"),
-    "hvdtrain.tools.parity.torch": ("torch",),
-    "hvdtrain.tools.parity.tensorflow": ("tensorflow", "keras"),
-    "hvdtrain.elastic.driver.host_job": ("horovod.runner",),
-    "hvdtrain.elastic.driver.clusters": ("horovod.runner",),
-}
+# the parts that may import a framework or Horovod at the top of a file
+OWNERS = (
+    *(
+        f"hvdtrain.{part}.{name}."
+        for part in ("backends", "tools", "tools.parity")
+        for name in ("torch", "tensorflow")
+    ),
+    *("hvdtrain.elastic.driver.host_job.", "hvdtrain.elastic.driver.clusters."),
+)
 
 
 def module_name(path: Path) -> str:
@@ -36,48 +34,25 @@ def module_name(path: Path) -> str:
 MODULES = {module_name(path): path for path in sorted(PACKAGE.rglob("*.py"))}
 
 
-def _imports(node: ast.AST, top_only: bool) -> Iterator[str]:
-    """Return the full names that a file imports: in the whole file, or outside of its functions."""
+def imported_at_the_top(node: ast.AST) -> Iterator[str]:
+    """Return the full names that a file imports outside of its functions, and not for type checkers alone."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.Import):
             yield from (alias.name for alias in child.names)
         elif isinstance(child, ast.ImportFrom):
             assert child.level == 0, "imports are absolute"
-            yield from (f"{child.module}.{alias.name}" for alias in child.names)
-        elif isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING":
-            continue
-        elif not (top_only and isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)):
-            yield from _imports(child, top_only)
-
-
-def is_in(name: str, package: str) -> bool:
-    return f"{name}.".startswith(f"{package}.")
-
-
-def owner_of(module: str) -> str | None:
-    """Return the part with a framework or Horovod that a module belongs to."""
-    return next((package for package in OWNERS if is_in(module, package)), None)
-
-
-def frameworks(module: str, top_only: bool = False) -> set[str]:
-    """Return what a module imports of frameworks and Horovod."""
-    tree = ast.parse(MODULES[module].read_text(encoding="utf-8"))
-    return {name for name in _imports(tree, top_only) if name.partition(".")[0] in FRAMEWORKS}
+            yield str(child.module)
+        elif not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.expr) and not (
+            isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING"
+        ):
+            yield from imported_at_the_top(child)
 
 
 def test_frameworks_are_imported_in_functions_outside_of_the_backends():
-    found = {module: frameworks(module, top_only=True) for module in MODULES if not owner_of(module)}
-    assert {module: names for module, names in found.items() if names} == {}
-
-
-def test_each_imports_its_own_part_of_horovod():
-    """Contracts know of other packages no more than the first word: horovod, not horovod.torch."""
-    foreign = {
-        module: {name for name in frameworks(module) if not any(is_in(name, own) for own in OWNERS[owner])}
-        for module in MODULES
-        if (owner := owner_of(module))
-    }
-    assert {module: names for module, names in foreign.items() if names} == {}
+    for module, path in MODULES.items():
+        if not f"{module}.".startswith(OWNERS):
+            names = imported_at_the_top(ast.parse(path.read_text(encoding="utf-8")))
+            assert not {name.partition(".")[0] for name in names} & FRAMEWORKS, module
 
 
 def test_every_package_stands_in_a_layer():
