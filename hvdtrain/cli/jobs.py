@@ -1,6 +1,7 @@
 """Commands that run a job, and the options that are config fields, with the layers that they make."""
 
 from collections.abc import Callable
+from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
@@ -58,9 +59,6 @@ def cli() -> None:
 # config fields that have their own option; --set sets any field
 OPTIONS = tuple(name for names in GROUPS.values() for name in names)
 
-# what is given once for each part of a field
-_PART_METAVARS = {"track": "NAME"}
-
 
 def config_options(*names: str, defaults: bool = True) -> Callable[[Any], Any]:
     """Return a decorator that adds the options of these config fields, and --set and --debug."""
@@ -89,9 +87,7 @@ def _config_option(name: str, show_default: bool) -> Callable[[Any], Any]:
     extra: Any = {"is_flag": False, "flag_value": "auto"} if name == "resume" else {}
     flag, help_text = f"--{name.replace('_', '-')}", f"{field.description}{default}"
     if get_origin(field.annotation) is tuple:  # given once for each part
-        return click.option(
-            flag, name, multiple=True, metavar=_PART_METAVARS.get(name, "PATTERN"), help=help_text
-        )
+        extra, metavar = {"multiple": True}, "NAME" if name == "track" else "PATTERN"
     if field.annotation is bool:
         return click.option(f"{flag}/--no-{flag[2:]}", name, default=None, help=field.description)
     return click.option(flag, name, type=kind, metavar=metavar, help=help_text, **extra)
@@ -127,7 +123,8 @@ def _best_option(place: str) -> Callable[[Any], Any]:
     return click.option("--best", is_flag=False, flag_value="keep_best", metavar="[METRIC]", help=text)
 
 
-_best = _best_option("CHECKPOINT")
+def _chosen(best: str | None) -> bool | str:
+    return True if best == "keep_best" else best or False
 
 
 @click.command(cls=JobCommand)
@@ -135,38 +132,35 @@ _best = _best_option("CHECKPOINT")
 @config_options(*OPTIONS)
 @_best_option("--init RUN")
 @click.option("--check", is_flag=True, help="Stop before the first step, with a summary; write nothing.")
-def train(
-    config_file: Path | None,
-    check: bool,
-    best: str | None,
-    assignments: tuple[str, ...],
-    debug: bool,
-    **options: Any,
-) -> None:
+def train(config_file: Any, check: bool, best: Any, assignments: Any, debug: bool, **options: Any) -> None:
     """Train a task. This is the default command."""
     from hvdtrain.jobs.train import check_job, run_job
 
-    layers = given_layers(assignments, options, config_file)
-    if check:
-        check_job(layers, best=_chosen(best))
-    else:
-        run_job(layers, best=_chosen(best))
+    run = check_job if check else run_job
+    run(given_layers(assignments, options, config_file), best=_chosen(best))
 
 
-@click.command(cls=JobCommand)
-@click.argument("checkpoint", type=PathOrUrl())
-@_best
-@config_options("framework", "task", "device", "on_changed_data", defaults=False)
+def _of_checkpoint(*fields: str) -> Callable[[Callable[..., None]], click.Command]:
+    """Return a decorator of a command about a checkpoint, with options of these fields and its own ones."""
+
+    def decorate(run: Callable[..., None]) -> click.Command:
+        @wraps(run)
+        def command(checkpoint: Any, best: Any, assignments: Any, debug: bool, **given: Any) -> None:
+            from hvdtrain.jobs.serving.checkpoint import Call, chosen_checkpoint
+
+            layers = given_layers(assignments, {name: given.pop(name) for name in fields})
+            run(Call(chosen_checkpoint(checkpoint, _chosen(best)), layers), **given)
+
+        options = _best_option("CHECKPOINT")(config_options(*fields, defaults=False)(command))
+        return click.command(cls=JobCommand)(click.argument("checkpoint", type=PathOrUrl())(options))
+
+    return decorate
+
+
+@_of_checkpoint("framework", "task", "device", "on_changed_data")
 @click.option("--output", type=ExpandedPath(), metavar="FILE",
               help="JSON Lines file to append to. [RUN_DIR/evaluations.jsonl; none at a URL]")  # fmt: skip
-def evaluate(
-    checkpoint: Path | str,
-    output: Path | None,
-    best: str | None,
-    assignments: tuple[str, ...],
-    debug: bool,
-    **options: Any,
-) -> None:
+def evaluate(call: "Call", output: Path | None) -> None:
     """Evaluate a checkpoint.
 
     CHECKPOINT is a checkpoint directory, or a run directory for its newest good checkpoint, or a URL of one.
@@ -175,29 +169,16 @@ def evaluate(
     """
     from hvdtrain.jobs.serving.inference import evaluate_checkpoint
 
-    evaluate_checkpoint(_call(checkpoint, best, given_layers(assignments, options)), output)
+    evaluate_checkpoint(call, output)
 
 
-@click.command(cls=JobCommand)
-@click.argument("checkpoint", type=PathOrUrl())
-@_best
+@_of_checkpoint("task")
 @click.option("--to", "format_name", required=True, type=click.Choice(list(EXPORT_FORMATS)),
               help="Export format, which determines the framework.")  # fmt: skip
 @click.option("--output", type=ExpandedPath(), metavar="PATH",
               help="Path to write to; RUN_DIR/exports if not given.")  # fmt: skip
 @click.option("--force", is_flag=True, help="Replace an existing export.")
-@config_options("task", defaults=False)
-def export(
-    checkpoint: Path | str,
-    *,
-    format_name: str,
-    output: Path | None,
-    force: bool,
-    best: str | None,
-    assignments: tuple[str, ...],
-    debug: bool,
-    **options: Any,
-) -> None:
+def export(call: "Call", format_name: str, output: Path | None, force: bool) -> None:
     """Export a checkpoint's model for serving.
 
     CHECKPOINT is a checkpoint directory, or a run directory for its newest good checkpoint, or a URL of one.
@@ -205,32 +186,16 @@ def export(
     """
     from hvdtrain.jobs.serving.models import export_checkpoint
 
-    done = export_checkpoint(
-        _call(checkpoint, best, given_layers(assignments, options)), format_name, output, force
-    )
-    click.echo(printable(done.describe()))
+    click.echo(printable(export_checkpoint(call, format_name, output, force).describe()))
 
 
-@click.command(cls=JobCommand)
-@click.argument("checkpoint", type=PathOrUrl())
-@_best
+@_of_checkpoint("framework", "task", "device", "on_changed_data")
 @click.option("--output", required=True, type=ExpandedPath(), metavar="FILE",
               help="File to write to, .npz or .parquet.")  # fmt: skip
 @click.option("--split", type=click.Choice(["train", "eval", "predict"]),
               help="Data of the task. [predict_data() if the task has it, else eval]")  # fmt: skip
 @click.option("--force", is_flag=True, help="Replace an existing file.")
-@config_options("framework", "task", "device", "on_changed_data", defaults=False)
-def predict(
-    checkpoint: Path | str,
-    *,
-    output: Path,
-    split: str | None,
-    force: bool,
-    best: str | None,
-    assignments: tuple[str, ...],
-    debug: bool,
-    **options: Any,
-) -> None:
+def predict(call: "Call", output: Path, split: str | None, force: bool) -> None:
     """Write a model's outputs for every sample to a file.
 
     CHECKPOINT is a checkpoint directory, or a run directory for its newest good checkpoint, or a URL of one.
@@ -239,7 +204,7 @@ def predict(
     """
     from hvdtrain.jobs.serving.inference import predict_checkpoint
 
-    predict_checkpoint(_call(checkpoint, best, given_layers(assignments, options)), output, split, force)
+    predict_checkpoint(call, output, split, force)
 
 
 @click.command("import", cls=JobCommand)
@@ -247,14 +212,7 @@ def predict(
 @click.option("--output", required=True, type=ExpandedPath(), metavar="DIR",
               help="Directory to write the checkpoint to.")  # fmt: skip
 @config_options("framework", "task", "seed")
-def import_(
-    weights: Path,
-    *,
-    output: Path,
-    assignments: tuple[str, ...],
-    debug: bool,
-    **options: Any,
-) -> None:
+def import_(weights: Path, output: Path, assignments: Any, debug: bool, **options: Any) -> None:
     """Convert PyTorch or Keras weights to a checkpoint.
 
     WEIGHTS is a file that PyTorch or Keras saved. Training starts from the checkpoint with --init.
@@ -264,14 +222,3 @@ def import_(
 
     done = import_file(Call(weights, given_layers(assignments, options)), output)
     click.echo(printable(done.describe()))
-
-
-def _call(checkpoint: Path | str, best: str | None, layers: list[Layer]) -> "Call":
-    """Return a checkpoint, of a run the best one if that is wanted, and the layers of its config."""
-    from hvdtrain.jobs.serving.checkpoint import Call, chosen_checkpoint
-
-    return Call(chosen_checkpoint(checkpoint, _chosen(best)), layers)
-
-
-def _chosen(best: str | None) -> bool | str:
-    return True if best == "keep_best" else best or False

@@ -32,6 +32,7 @@ GROUPS = {
                             "keep_best", "on_save_error"),
     "Evaluation and logging": ("eval_every", "log_every", "track", "track_checkpoints"),
 }  # fmt: skip
+_LAST = ("assignments", "debug", "help")  # of the options that a command shows first
 NULL = object()  # what an option given as null has; one that is not given has None
 
 
@@ -51,6 +52,7 @@ class JobCommand(click.Command):
         all_of_train = ""
         options = (one for one in self.get_params(ctx) if isinstance(one, click.Option))
         records = {one.name: one.get_help_record(ctx) for one in options}
+        records |= {name: records.pop(name) for name in _LAST if name in records}
         groups = {title: [records.pop(name, None) for name in names] for title, names in GROUPS.items()}
         if self.name != "train" and all(map(all, groups.values())):
             groups, all_of_train = {}, "and all options of train: python -m hvdtrain train --help"
