@@ -18,7 +18,7 @@ from hvdtrain.data.training_data import TrainingData, readers_for
 from hvdtrain.errors import TaskError
 from hvdtrain.jobs.failures import Signals
 from hvdtrain.jobs.opening.dry_run import Dry, try_out
-from hvdtrain.jobs.opening.setup import TaskData, TrainingRun
+from hvdtrain.jobs.opening.setup import TrainingRun
 from hvdtrain.jobs.outcome import LAST_SAVE_SECONDS, errors_noted
 from hvdtrain.jobs.resume import ResumePoint
 from hvdtrain.jobs.run_directory.folder import CHECKPOINTS, end_uploads, open_run
@@ -48,16 +48,9 @@ def seed_training(run: TrainingRun, step: int) -> None:
     seed_host_generators(seed, f"step {step}, rank {run.backend.workers.rank}")
 
 
-def new_session(
-    config: Config,
-    backend: Backend,
-    task_data: TaskData,
-    point: ResumePoint,
-    readers: Readers,
-    *,
-    callbacks: Sequence[Any] = (),
-) -> Session:
+def new_session(run: TrainingRun, point: ResumePoint, readers: Readers) -> Session:
     """Collective. Return the run as it stands before anything is written."""
+    config, backend, task_data, callbacks = run.config, run.backend, run.task_data, run.callbacks
     session = Session(
         config=config,
         backend=backend,
@@ -214,7 +207,7 @@ def entered(
     # The processes that read samples are started before, and end after the context.
     task_data = run.task_data
     with readers_for(run.config, task_data.train_data, task_data.eval_data) as readers:
-        session = new_session(run.config, run.backend, task_data, point, readers, callbacks=run.callbacks)
+        session = new_session(run, point, readers)
         session.services.keeps_history = run.keeps_history
         found = try_out(session, task_data.task, run.model)
         found = found if with_passes else replace(found, passes=())

@@ -79,23 +79,13 @@ class ResumePoint:
         return best
 
 
-def restore(
-    config: Config,
-    backend: Backend,
-    data_size: int,
-    compare_data: Callable[[Checkpoint], list[str]] = lambda _: [],
-    check_as_built: Callable[[], None] = lambda: None,
-    *,
-    is_stream: bool = False,
-    best: bool | str = False,
-) -> ResumePoint:
+def restore(run: TrainingRun, check_as_built: Callable[[], None] = lambda: None) -> ResumePoint:
     """Collective. Find where to start from, and load it into every worker's backend."""
+    config, backend = run.config, run.backend
     states: list[PortableState] = []  # rank 0's alone: it does not travel as an object
     point = run_on_rank_zero(
         backend.workers,
-        lambda: _find(
-            config, backend, data_size, compare_data, states.append, is_stream=is_stream, best=best
-        ),
+        lambda: _find(run, states.append),
         doing="reading the checkpoint" if config.resume or config.init else "",
     )
     state = states.pop() if states else None
@@ -125,37 +115,35 @@ def restore(
     return replace(point, weights=weights, notes=tuple(notes))
 
 
-def _find(
-    config: Config,
-    backend: Backend,
-    data_size: int,
-    compare_data: Callable[[Checkpoint], list[str]],
-    use: Callable[[PortableState], None],
-    *,
-    is_stream: bool,
-    best: bool | str,
-) -> ResumePoint:
+def _find(run: TrainingRun, use: Callable[[PortableState], None]) -> ResumePoint:
     """Return where to start from; ``use`` is called with what is to be loaded. Local: done by rank 0."""
-    notes: list[str] = []
+    config, notes = run.config, list[str]()
     found: Checkpoint | None = None
     if config.resume == "auto":
         found, notes = verification.newest_good(_folder(config))
     elif config.resume is not None:
         found = resumed_checkpoint(config)
         notes = found.notes()
-    if found is None:
-        begun = 0 if config.resume == "auto" else None  # the directory may hold a run without a checkpoint
-        if config.init is None:
-            return ResumePoint(resumed_step=begun, notes=tuple(notes))
-        found = fetched.locate(chosen_checkpoint(place_of(config.init), best))
-        state, is_ema = read_weights(found)
-        use(state)
-        what = "EMA weights" if is_ema else "weights"
-        origin = f"{what} of {with_urls(str(found.path))}, step {found.manifest.step:,}"
-        notes += found.notes()
-        return ResumePoint(origin=origin, source=found, resumed_step=begun, notes=tuple(notes))
-    _check_same_training(found, config, data_size, is_stream)
-    notes += compare_data(found)
+    if found is not None:
+        return _continued(run, found, notes, use)
+    begun = 0 if config.resume == "auto" else None  # the directory may hold a run without a checkpoint
+    if config.init is None:
+        return ResumePoint(resumed_step=begun, notes=tuple(notes))
+    found = fetched.locate(chosen_checkpoint(place_of(config.init), run.job.best))
+    state, is_ema = read_weights(found)
+    use(state)
+    what = "EMA weights" if is_ema else "weights"
+    origin = f"{what} of {with_urls(str(found.path))}, step {found.manifest.step:,}"
+    return ResumePoint(origin, source=found, resumed_step=begun, notes=(*notes, *found.notes()))
+
+
+def _continued(
+    run: TrainingRun, found: Checkpoint, notes: list[str], use: Callable[[PortableState], None]
+) -> ResumePoint:
+    """Return a checkpoint as the point to continue from. Local."""
+    config, backend, data = run.config, run.backend, run.task_data
+    _check_same_training(found, config, data.train_data)
+    notes += compare_with_checkpoint(found, data.identity, config)
     state, of_state = _state_for(found, config)
     notes += of_state
     manifest, goal = found.manifest, config.keep_best
@@ -164,12 +152,13 @@ def _find(
             "local steps: the result depends on the number of workers, which was "
             f"{manifest.workers} and is {backend.workers.size}"
         )
-    state, of_compression = fitting_state(state, config.compression, str(manifest.config.get("compression")))
-    notes += [of_compression] if of_compression else []
     use(state)
     in_place = config.run_dir is not None and found.path.parent.resolve() == _folder(config).resolve()
     if manifest.config.get("seed") != config.seed:
         notes.append("another seed is another order: of this epoch, some samples come twice and some never")
+    values: Mapping[Path, float | None] = {}
+    if goal and in_place:
+        values = verification.values_in(_folder(config), goal.metric, manifest.step)
     return ResumePoint(
         origin=f"{origin_of(config, found.path)}: step {manifest.step:,}, sample {manifest.samples:,} "
         f"(epoch {manifest.epoch:.2f})",
@@ -179,9 +168,7 @@ def _find(
         changes=tuple(changes(found, config, backend)),
         notes=tuple(notes),
         newest=found.path if in_place else None,
-        values=verification.values_in(_folder(config), goal.metric, manifest.step)
-        if goal and in_place
-        else {},
+        values=values,
     )
 
 
@@ -198,7 +185,9 @@ def _state_for(found: Checkpoint, config: Config) -> tuple[PortableState, list[s
         state = without_outer(state)
     elif not has_outer(state):
         notes.append("the checkpoint has no momentum of an outer optimizer: it starts from zero")
-    return state, notes
+    before = str(found.manifest.config.get("compression"))
+    state, of_compression = fitting_state(state, config.compression, before)
+    return state, [*notes, *filter(None, [of_compression])]
 
 
 def changes(found: Checkpoint, config: Config, backend: Backend) -> list[str]:
@@ -218,7 +207,8 @@ def _folder(config: Config) -> Path:
     return run_folder(config.run_dir) / CHECKPOINTS
 
 
-def _check_same_training(found: Checkpoint, config: Config, data_size: int, is_stream: bool) -> None:
+def _check_same_training(found: Checkpoint, config: Config, train_data: Any) -> None:
+    data_size, is_stream = len(train_data), isinstance(train_data, Stream)
     remedy = f"To start anew from its weights, use --init {found.path} instead of --resume."
     before = str(found.manifest.config.get("task"))
     if not same_task(before, config.task):
@@ -243,23 +233,14 @@ def _describe(value: Any) -> str:
 
 def find_start(run: TrainingRun, check_as_built: Callable[[], None] = lambda: None) -> ResumePoint:
     """Collective. Find where to start from, load it into every worker, return it with all notes so far."""
-    config, workers, data = run.config, run.backend.workers, run.task_data.identity
+    config, workers, store = run.config, run.backend.workers, run.store
     lock_run(config, workers, run.lock)  # before a checkpoint in it is read
-    of_store = begin_in_store(config, workers, run.store)
+    of_store = begin_in_store(config, workers, store)
     ACTIVITY.enter("reading the checkpoint", is_long=True)
-    point = restore(
-        config,
-        run.backend,
-        len(run.task_data.train_data),
-        compare_data=lambda found: compare_with_checkpoint(found, data, config),
-        check_as_built=check_as_built,
-        is_stream=isinstance(run.task_data.train_data, Stream),
-        best=run.job.best,
-    )
-    if config.keep_best is not None and run.store is not None and point.resumed_step is not None:
-        folder = run_folder(config.run_dir) / CHECKPOINTS
-        stored = {folder / name: value for name, value in run.store.values(config.keep_best.metric).items()}
+    point = restore(run, check_as_built)
+    if config.keep_best is not None and store is not None and point.resumed_step is not None:
+        folder = _folder(config)
+        stored = {folder / name: value for name, value in store.values(config.keep_best.metric).items()}
         earlier = {path: value for path, value in stored.items() if step_of(path) <= point.resumed_step}
         point = replace(point, values={**earlier, **point.values})
-    notes = (*run.job.notes, *run.model.notes, *run.task_data.notes, *data.notes, *point.notes)
-    return replace(point, notes=(*of_store, *notes))
+    return replace(point, notes=(*of_store, *run.notes(), *point.notes))

@@ -149,14 +149,11 @@ def check_job(layers: list[Layer], task_class: Any = None, best: bool | str = Fa
         job = _prepared(layers, task_class, best)
         with started(job, signals) as backend, signals.signals_take_precedence():
             begun_seconds = time.perf_counter()
-            run = opened(job, backend, (), RunLock())
-            config, task_data = run.config, run.task_data
-            fresh = config.model_copy(update={"resume": None})
-            restore(fresh, backend, len(task_data.train_data), best=best)
+            run = opened(job, backend, ())
+            restore(run.with_config(resume=None))
             with entered(run, ResumePoint(), with_passes=True) as (session, found):
                 options = run.notes_on_options(session.plan())
-            notes = (*job.notes, *run.model.notes, *task_data.notes, *task_data.identity.notes)
-            found = replace(found, notes=(*notes, *found.notes, *options))
+            found = replace(found, notes=(*run.notes(), *found.notes, *options))
             seconds = time.perf_counter() - begun_seconds
             taken = backend.workers.allgather_object(peak_bytes())
             if backend.workers.rank == 0:

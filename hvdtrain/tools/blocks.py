@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
-from hvdtrain.backends.base import Backend
 from hvdtrain.backends.records import ModelInfo
 from hvdtrain.backends.reduction.low_rank import has_warmup
 from hvdtrain.backends.step_metrics import NO_FLAGS, ControlFlags, StepMetrics
@@ -15,11 +14,10 @@ from hvdtrain.config import Config, Layer
 from hvdtrain.config.values import rank_of
 from hvdtrain.data.readers import Readers
 from hvdtrain.data.training_data import readers_for
-from hvdtrain.jobs.entering import new_session
+from hvdtrain.jobs.entering import new_session, seed_training
 from hvdtrain.jobs.failures import interruptible
 from hvdtrain.jobs.opening.dry_run import dry_run
-from hvdtrain.jobs.opening.limits import with_learning_rate
-from hvdtrain.jobs.opening.setup import TaskData, open_together
+from hvdtrain.jobs.opening.setup import TrainingRun, opened
 from hvdtrain.jobs.opening.start import check_may_be_elastic, prepare, started
 from hvdtrain.jobs.resume import ResumePoint, restore
 from hvdtrain.loop import run as run_loop
@@ -27,7 +25,7 @@ from hvdtrain.metrics import StepInfo
 from hvdtrain.reporting.report import Report
 from hvdtrain.session import Session
 from hvdtrain.workers.activity import ACTIVITY
-from hvdtrain.workers.seeding import seed_host_generators, seeded_frameworks
+from hvdtrain.workers.seeding import seeded_frameworks
 
 _WARM_STEPS = 3  # at the start of a block: the data are not read ahead yet
 _LEAST_STEPS, MOST_STEPS = 10, 1000  # of a block
@@ -59,24 +57,21 @@ def opened_run(
         if job.config.profile is not None:  # a recorder slows Horovod down from its start
             job = replace(job, config=job.config.model_copy(update={"profile": None}))
         with started(job, signals) as backend, signals.signals_take_precedence():
-            task_data, model, _ = open_together(job, backend)
-            own = with_learning_rate(job.config, model.own_rates)
-            with tried_session(change(own), backend, task_data) as (session, _, notes):
-                yield OpenRun(own, session, model, (*job.notes, *model.notes, *task_data.notes, *notes))
+            run = opened(job, backend)
+            with tried_session(run.with_config(change(run.config))) as (session, _, notes):
+                yield OpenRun(run.config, session, run.model, (*run.notes(), *notes))
 
 
 @contextmanager
-def tried_session(
-    config: Config, backend: Backend, task_data: TaskData
-) -> Iterator[tuple[Session, Readers, Sequence[str]]]:
+def tried_session(run: TrainingRun) -> Iterator[tuple[Session, Readers, Sequence[str]]]:
     """Collective. Return a context with a run from initial weights, its readers and the dry run's notes."""
-    task_data = replace(task_data, eval_data=None)
-    restore(config, backend, len(task_data.train_data))
-    seed_host_generators(config.seed, f"step 0, rank {backend.workers.rank}")
-    with readers_for(config, task_data.train_data, None) as readers:
-        session = new_session(config, backend, task_data, ResumePoint(), readers)
+    run = replace(run, task_data=replace(run.task_data, eval_data=None))
+    restore(run)
+    seed_training(run, 0)
+    with readers_for(run.config, run.task_data.train_data, None) as readers:
+        session = new_session(run, ResumePoint(), readers)
         ACTIVITY.enter("in the dry run", is_long=True)
-        yield session, readers, dry_run(session, task_data.task).notes
+        yield session, readers, dry_run(session, run.task_data.task).notes
 
 
 class Recorder(Report):

@@ -6,7 +6,7 @@ import hvdtrain
 from hvdtrain.backends import load_backend
 from hvdtrain.config import Layer
 from hvdtrain.errors import HvdtrainError
-from hvdtrain.jobs.opening.setup import open_together
+from hvdtrain.jobs.opening.setup import opened as opened_run
 from hvdtrain.jobs.opening.start import prepare
 from hvdtrain.workers.seeding import seeded_frameworks
 
@@ -22,7 +22,7 @@ def opened(framework: str, tasks: list[str]) -> dict[str, list]:
             job = prepare([Layer("options", fields)])
             backend = load_backend(job.config)
             try:
-                open_together(job, backend)
+                opened_run(job, backend)
                 found[name] = []
             except HvdtrainError as error:
                 found[name] = [error.exit_code, str(error)]

@@ -9,7 +9,7 @@ from hvdtrain.backends import load_backend
 from hvdtrain.backends.objective import stateful_metrics
 from hvdtrain.config import Layer
 from hvdtrain.data.training_data import TrainingData
-from hvdtrain.jobs.opening.setup import open_together
+from hvdtrain.jobs.opening.setup import opened
 from hvdtrain.jobs.opening.start import prepare
 from hvdtrain.reporting.report import Report
 from hvdtrain.session import Services, Session
@@ -27,7 +27,7 @@ def evaluated(framework: str, tasks: list[str]) -> dict[str, dict[str, float]]:
         with seeded_frameworks():
             job = prepare([Layer("options", {"framework": framework, "task": f"{TASKS}:{name}", **FIELDS})])
             backend = load_backend(job.config)
-            task_data, *_ = open_together(job, backend)
+            task_data = opened(job, backend).task_data
             backend.build(task_data.task, job.config)
             data = task_data.eval_data
             given = TrainingData(job.config, backend.workers, task_data.train_data, data)

@@ -10,7 +10,7 @@ import pytest
 from support.suite import config, started_backend  # noqa: F401
 
 from hvdtrain.data.training_data import readers_for
-from hvdtrain.jobs.opening.setup import build_together, open_task_data
+from hvdtrain.jobs.opening.setup import TrainingRun, build_together, open_task_data
 from hvdtrain.jobs.opening.start import JobSpec
 from hvdtrain.task import load_task_class
 from hvdtrain.tools.bench.measure import measure_steps, session_alone
@@ -36,8 +36,9 @@ def job(**options) -> JobSpec:
 def test_steps_are_measured(started, options):
     measured = job(**options)
     task_data = open_task_data(measured)
-    build_together(measured.config, task_data.task, started)
-    found = measure_steps(measured, started, task_data, seconds=0.05, splits=True)
+    model = build_together(measured.config, task_data.task, started)
+    run = TrainingRun(measured, started, task_data, model)
+    found = measure_steps(run, seconds=0.05, splits=True)
     assert found.count == 5 * (12 if "sync_every" in options else 10)  # five blocks of whole synchronisations
     assert 2.0 < found.first_loss < 2.6  # of ten classes
     assert found.parts["compute"].low > 0
@@ -54,7 +55,8 @@ def test_a_worker_alone_takes_the_same_steps(started, options):
     plan = TrainingPlan.of(fields, 2, len(task_data.train_data))
     recorder = Recorder()
     with readers_for(fields, task_data.train_data, None) as readers:
-        session = session_alone(fields, second, task_data, plan, readers)
+        run = TrainingRun(replace(measured, config=fields), second, task_data, None)
+        session = session_alone(run, plan, readers)
         session.services.report = recorder
         seconds, waited = run_block(session, recorder, 6)
     assert session.backend.workers.size == 1

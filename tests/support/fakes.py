@@ -20,6 +20,8 @@ from hvdtrain.data.feed import HostBatch
 from hvdtrain.data.training_data import TrainingData
 from hvdtrain.errors import TaskError
 from hvdtrain.jobs.entering import hooks_of
+from hvdtrain.jobs.opening.setup import TaskData, TrainingRun
+from hvdtrain.jobs.opening.start import JobSpec
 from hvdtrain.loop import run
 from hvdtrain.reporting.report import Report
 from hvdtrain.session import RunState, Services, Session
@@ -366,6 +368,12 @@ def make_session(
     evaluation = dataset(eval_size) if eval_size else None
     data = TrainingData(config, backend.workers, dataset(train_size), evaluation)
     return Session(config, backend, data, Services(SimpleNamespace(), run_dir))
+
+
+def given_run(config, backend, data_size: int = 100) -> TrainingRun:
+    """Return a run with data of a size, before it is found where it starts from."""
+    data = TaskData(None, range(data_size), None, {})
+    return TrainingRun(JobSpec(config, None, "", {}), backend, data, None)
 
 
 def make_loop_session(tmp_path, backend=None, eval_size=0, train_size=10, **fields) -> Session:

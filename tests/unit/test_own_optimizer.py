@@ -12,7 +12,7 @@ from hvdtrain.backends.tensorflow.steps import optimizers as of_keras
 from hvdtrain.backends.torch.steps import optimizers as of_torch
 from hvdtrain.config import LEARNING_RATES, Config
 from hvdtrain.errors import ConfigError, TaskError
-from hvdtrain.jobs.opening.limits import with_learning_rate
+from hvdtrain.jobs.opening.limits import learning_rate_of
 
 LossScaleOptimizer = keras.optimizers.LossScaleOptimizer
 BODY, HEAD = (torch.nn.Parameter(torch.zeros(2)) for _ in range(2))
@@ -107,14 +107,14 @@ def test_the_config_goes_before_an_optimizers_default_and_its_own_rate_stands_wh
     given, own, expected
 ):
     config = Config(framework="torch", learning_rate=given)
-    assert with_learning_rate(config, own) == config.model_copy(update={"learning_rate": expected})
+    assert learning_rate_of(config, own) == expected
 
 
 def test_two_different_rates_are_refused_naming_both():
     groups = OwnRates("AdamW", 1e-3, is_default=False, factors=(0.1, 1.0))
     for own, said in ((OWN, "Lion, has 0.001"), (groups, "AdamW, has groups with 0.0001 and 0.001")):
         with pytest.raises(ConfigError, match=f"learning_rate is 0.02, and .* {said}"):
-            with_learning_rate(Config(framework="torch", learning_rate=0.02), own)
+            learning_rate_of(Config(framework="torch", learning_rate=0.02), own)
 
 
 def test_optimizers_that_reduce_gradients_or_need_a_closure_are_refused():

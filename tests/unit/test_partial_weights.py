@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from support.fakes import FakeBackend, on_every_rank
+from support.fakes import FakeBackend, given_run, on_every_rank
 from support.states import make_record, make_state
 
 from hvdtrain.backends.portable.partial import Choice, select
@@ -66,7 +66,7 @@ def test_init_takes_a_part_and_leaves_the_rest_and_the_optimizer(tmp_path):
     def start(workers):
         backend = FakeBackend(workers, make_state(1.0))
         config = Config(framework="torch", epochs=1, init=str(tmp_path / "other"), init_skip=["*/bias"])
-        return restore(config, backend, 100), backend.state
+        return restore(given_run(config, backend)), backend.state
 
     for point, found in on_every_rank(["here"] * 2, start):
         assert point.origin.startswith("EMA weights of ")

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from support.fakes import FakeBackend, one_worker
+from support.fakes import FakeBackend, given_run, one_worker
 from support.states import contents, equal, make_record, make_state, names, saved
 
 from hvdtrain.checkpoints import storage
@@ -24,7 +24,7 @@ def make_backend(value: float = 0.0, **changes: np.ndarray) -> FakeBackend:
 
 
 def start(backend=None, data_size: int = 100, **fields) -> ResumePoint:
-    return restore(Config(**{**BASE, **fields}), backend or make_backend(), data_size)
+    return restore(given_run(Config(**{**BASE, **fields}), backend or make_backend(), data_size))
 
 
 def refused(backend=None, data_size: int = 100, **fields) -> CheckpointError:
@@ -156,7 +156,7 @@ def test_the_best_value_so_far_is_known_again(tmp_path, keep_best, values, best)
     for step, value in enumerate(values, 1):
         make_run(tmp_path / "run", (step,), metrics={"accuracy": value})
     config = Config(**BASE, resume="auto", run_dir="run", keep_best=keep_best)
-    assert restore(config, make_backend(), 100).best_value(config) == best
+    assert restore(given_run(config, make_backend())).best_value(config) == best
 
 
 AVERAGES = {"ema/a/kernel": np.full((3, 4), 7, np.float32)}

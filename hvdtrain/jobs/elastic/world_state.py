@@ -82,10 +82,10 @@ def start_of(
     run: TrainingRun, world: World, known: Path | None, check_as_built: Callable[[], None] = lambda: None
 ) -> tuple[TrainingRun, ResumePoint]:
     """Collective. Find where a world starts from, and load it into every worker."""
-    workers, config = run.backend.workers, run.config
+    workers = run.backend.workers
     paths = [text for text in workers.allgather_object("" if known is None else str(known)) if text]
     paths += [world.run_dir] if world.run_dir else []
-    path = paths[0] if paths else config.run_dir
+    path = paths[0] if paths else run.config.run_dir
     is_own = bool(paths) or (world.source == "checkpoint" and path is not None)
 
     def look() -> tuple[bool, bool]:
@@ -95,8 +95,7 @@ def start_of(
 
     has_saved, is_begun = run_on_rank_zero(workers, look)
     changes: dict[str, Any] = {"run_dir": path, **({"resume": "auto"} if has_saved else {})}
-    hosts = [member.host for member in world.members]
-    run = replace(run, job=replace(run.job, config=config.model_copy(update=changes)), hosts=hosts)
+    run = replace(run.with_config(**changes), hosts=[member.host for member in world.members])
     point = find_start(run, check_as_built)
     if is_begun and point.resumed_step is None:
         point = replace(point, resumed_step=0)

@@ -16,13 +16,11 @@ from hvdtrain.config.field_names import task_advice
 from hvdtrain.data.datasets import ArrayDataset, as_dataset, fetch, signature
 from hvdtrain.data.drawn import unordered
 from hvdtrain.data.eval_sets import (
-    TRAINING_DATA,
     EvalSets,
     check_not_bare_sets,
     fetch_with_name,
     name_the_set,
     set_words,
-    sets_of,
 )
 from hvdtrain.data.fingerprint import columns_of
 from hvdtrain.data.numeric import TARGETS, all_bits, merged_by_cast
@@ -31,7 +29,7 @@ from hvdtrain.data.readers import Fetch, LocalFetch
 from hvdtrain.data.stream import Stream
 from hvdtrain.errors import DataError, TaskError
 from hvdtrain.host.frameworks import FRAMEWORKS
-from hvdtrain.jobs.opening.data_identity import DATA, METHODS
+from hvdtrain.jobs.opening.data_identity import DATA, METHODS, by_words
 from hvdtrain.session import Session
 from hvdtrain.storage.text import counted, did_you_mean, some
 from hvdtrain.task import ATTRIBUTES, MEMBERS, Arrays, GivenTask
@@ -40,7 +38,7 @@ from hvdtrain.workers.user_errors import task_errors
 
 def streams_of(train_data: Any, eval_data: Any) -> dict[str, Stream]:
     """Return the streams among a job's data, by their names in messages."""
-    data = {TRAINING_DATA: train_data, **{set_words(name): one for name, one in sets_of(eval_data).items()}}
+    data = by_words(train_data, eval_data)
     return {words: one for words, one in data.items() if isinstance(one, Stream)}
 
 

@@ -24,6 +24,7 @@ from hvdtrain.errors import DataError, HvdtrainError
 from hvdtrain.host.cores import limit_bytes, peak_bytes
 from hvdtrain.host.frameworks import FRAMEWORKS
 from hvdtrain.jobs.failures import lack_of_memory
+from hvdtrain.jobs.opening.data_identity import by_words
 from hvdtrain.jobs.opening.dry_run_checks import (
     Pass,
     are_equal,
@@ -132,15 +133,9 @@ def check_alone(session: Session, task: Any) -> None:
     share_findings(workers, error, {})
 
 
-def _data_of(session: Session) -> dict[str, Any]:
-    """Return the data sets of a run by what messages call them, the training data first."""
-    to_evaluate = sets_of(session.data.evaluation).items()
-    return {TRAINING_DATA: session.data.training, **{set_words(name): one for name, one in to_evaluate}}
-
-
 def _reused_memory(session: Session) -> HvdtrainError | None:
     """Return the error of data that give several samples in the same memory. Local."""
-    for words, dataset in _data_of(session).items():
+    for words, dataset in by_words(session.data.training, session.data.evaluation).items():
         if name := reused_array(dataset):
             return DataError(
                 f"reading a sample of the {words} changes {name!r} of the one that was read before: both lie "
@@ -203,7 +198,9 @@ def _passes(session: Session, task: Any, memory: MemoryPlan | None) -> Iterator[
         *(partial(session.data.eval_batch, plan, one) for one in sets_of(session.data.evaluation)),
     ]
     first: Pass | None = None
-    for read, (what, dataset) in zip(reads, _data_of(session).items(), strict=True):
+    for read, (what, dataset) in zip(
+        reads, by_words(session.data.training, session.data.evaluation).items(), strict=True
+    ):
         with task_errors(f"the first batch of the {what} cannot be read"):
             batch = read()
         if batch is None:  # training is done

@@ -58,20 +58,19 @@ def _check_is_known(field: str, metric: str, config: Config, task: Any, eval_dat
     raise ConfigError(f"{field}: there is no metric {metric!r}", remedy.strip(), everywhere=True)
 
 
-def with_learning_rate(config: Config, own: OwnRates | None) -> Config:
-    """Return the config with the learning rate that the job trains with."""
-    rate = config.learning_rate
+def learning_rate_of(config: Config, own: OwnRates | None) -> float:
+    """Return the learning rate that the job trains with."""
     if own is None:
-        rate = config.base_learning_rate
-    elif rate is None:
+        return config.base_learning_rate
+    if (rate := config.learning_rate) is None:
         if own.base is None:
             raise TaskError(
                 f"neither the config nor the task's own optimizer, {own.optimizer}, has a learning rate",
                 "Set learning_rate, or give the optimizer one.",
                 everywhere=True,
             )
-        rate = own.base
-    elif own.base is not None and not own.is_default and not math.isclose(rate, own.base, rel_tol=1e-6):
+        return own.base
+    if own.base is not None and not own.is_default and not math.isclose(rate, own.base, rel_tol=1e-6):
         distinct = [f"{one:g}" for one in dict.fromkeys(own.base * factor for factor in own.factors)]
         rates = distinct[0] if len(distinct) == 1 else f"groups with {' and '.join(distinct)}"
         raise ConfigError(
@@ -80,7 +79,7 @@ def with_learning_rate(config: Config, own: OwnRates | None) -> Config:
             "its own. In PyTorch, lr_scale of a parameter group is a multiple of learning_rate.",
             everywhere=True,
         )
-    return config.model_copy(update={"learning_rate": rate})
+    return rate
 
 
 _MOST_PASSES = 1000  # over the data in one batch

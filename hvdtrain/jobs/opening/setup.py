@@ -18,7 +18,6 @@ from hvdtrain.data.eval_sets import first_set, sets_of
 from hvdtrain.data.feed import HostBatch
 from hvdtrain.data.fingerprint import columns_of
 from hvdtrain.data.numeric import set_float_bits
-from hvdtrain.data.stream import Stream
 from hvdtrain.data.training_data import TrainingData
 from hvdtrain.errors import DataError
 from hvdtrain.horovod_build.installed import installed_build
@@ -29,8 +28,8 @@ from hvdtrain.jobs.opening.data_identity import (
     NO_DATA,
     SAME_DATA,
     JobData,
+    by_words,
     identify_data,
-    keyed,
     words_for,
 )
 from hvdtrain.jobs.opening.data_sets import (
@@ -45,9 +44,9 @@ from hvdtrain.jobs.opening.dry_run import share_findings
 from hvdtrain.jobs.opening.limits import (
     check_batch_sizes,
     check_metrics,
+    learning_rate_of,
     unreached_parts,
     unused_options,
-    with_learning_rate,
 )
 from hvdtrain.jobs.opening.start import JobSpec, handshake
 from hvdtrain.jobs.run_directory.lock import RunLock
@@ -102,12 +101,11 @@ def open_task_data(job: JobSpec) -> TaskData:
                 given = getattr(task, order_method)()
             train_data = Ordered(train_data, ordering_of(train_data, given))
             train_values[order_method] = train_data.order_identity
-    to_evaluate = {words_for(key): dataset for key, dataset in keyed("eval_data", eval_data).items()}
-    data = {DATA["train_data"]: train_data, **to_evaluate}
+    data = by_words(train_data, eval_data)
     notes = notes_on_members(task)
     notes += [f"{words}: {note}" for words, one in data.items() for note in getattr(one, "notes", ())]
-    notes += align_columns(to_evaluate, columns_of(train_data), f"the {DATA['train_data']}")
-    if job.config.read_workers and any(isinstance(one, Stream) for one in data.values()):
+    notes += align_columns(by_words(None, eval_data), columns_of(train_data), f"the {DATA['train_data']}")
+    if job.config.read_workers and streams_of(train_data, eval_data):
         notes.append("read_workers: streams are read by a thread of each worker")
     return TaskData(task, train_data, eval_data, {**train_values, **eval_values}, notes=tuple(notes))
 
@@ -120,33 +118,6 @@ def open_data(task: Any, config: Config, method: str, collate: Any = None) -> tu
         if source is None:
             return None, {f"size of the {DATA[method]}": 0}
         return open_sets(source, collate or getattr(task, "collate", None), config, method)
-
-
-def open_together(job: JobSpec, backend: Backend) -> tuple[TaskData, ModelInfo, list[str]]:
-    """Collective. Agree, open the data and build the model; return both, and the host of each worker."""
-    config, workers = job.config, backend.workers
-    hosts = handshake(job, backend)
-    ACTIVITY.enter("opening the data", is_long=True)
-    task_data = open_task_data(job)
-    ACTIVITY.enter("comparing the data", is_long=True)
-    assert_consistent(workers, task_data.common_values, SAME_DATA)
-    check_metrics(config, task_data.task, task_data.eval_data)
-    data = {"train_data": task_data.train_data, "eval_data": task_data.eval_data}
-    task_data = replace(task_data, identity=identify_data(workers, data, config))
-    if config.mixup or config.cutmix:
-        task_data = replace(task_data, train_data=Mixed(task_data.train_data, config.mixup, config.cutmix))
-    _check_plan(config, backend, task_data)  # before anything is written
-    batch = None
-    if config.stages > 1:  # each stage is built for what the one before it gives
-        reading = TrainingData(config, workers, task_data.train_data)
-        session = Session(config, backend, reading, Services(Report(), Path(os.devnull)))
-        batch = reading.train_batch(session.plan(), session.state.progress)
-    model = build_together(config, task_data.task, backend, batch, task_data.identity)
-    row = FRAMEWORKS[config.framework]
-    if not any(hasattr(task_data.task, method) for method in (row.loss_method, row.step_method)):
-        note = describe_columns(config.framework, backend.model, names_of_batch(task_data))
-        task_data = replace(task_data, notes=(*task_data.notes, *filter(None, [note])))
-    return task_data, model, hosts
 
 
 def names_of_batch(task_data: TaskData) -> list[str]:
@@ -209,9 +180,9 @@ class TrainingRun:
     backend: Backend  # the framework
     task_data: TaskData  # the task with its data
     model: ModelInfo  # what is known of the model
-    hosts: Sequence[str]  # the host of each worker
-    callbacks: Sequence[Any]  # the user's callbacks, checked
-    lock: RunLock  # the lock of the run directory, which rank 0 acquires
+    hosts: Sequence[str] = ()  # the host of each worker
+    callbacks: Sequence[Any] = ()  # the user's callbacks, checked
+    lock: RunLock = field(default_factory=RunLock)  # the lock of the run directory, which rank 0 acquires
     keeps_history: bool = False  # whether the summary that training returns has the run's history
     store: "RunStore | None" = None  # what uploads the run directory, if that is at a URL
     # what rank 0 has to report to the user of the task's file
@@ -221,6 +192,16 @@ class TrainingRun:
     def config(self) -> Config:
         """The resolved config."""
         return self.job.config
+
+    def with_config(self, config: Config | None = None, **changes: Any) -> "TrainingRun":
+        """Return the run with another config, or with other values of some fields."""
+        config = config or self.config.model_copy(update=changes)
+        return replace(self, job=replace(self.job, config=config))
+
+    def notes(self) -> tuple[str, ...]:
+        """Return what is to be reported of the job, the model and the data."""
+        data = self.task_data
+        return (*self.job.notes, *self.model.notes, *data.notes, *data.identity.notes)
 
     def notes_on_options(self, plan: TrainingPlan) -> list[str]:
         """Return a note for each option of the job without effect, and for what training does not reach."""
@@ -243,10 +224,38 @@ class TrainingRun:
         )
 
 
-def opened(job: JobSpec, backend: Backend, callbacks: Sequence[Any], lock: RunLock) -> TrainingRun:
-    """Collective. Agree, open the data, build the model and find the callbacks."""
-    task_data, model, hosts = open_together(job, backend)
-    config = job.config
-    job = replace(job, config=with_learning_rate(config, model.own_rates))
-    callbacks = find_callbacks(task_data.task, job.config.task, callbacks)
-    return TrainingRun(job, backend, task_data, model, hosts, callbacks, lock)
+def opened(
+    job: JobSpec, backend: Backend, callbacks: Sequence[Any] | None = None, lock: RunLock | None = None
+) -> TrainingRun:
+    """Collective. Agree, open the data, build the model; with ``callbacks``, find those of the task too."""
+    config, workers = job.config, backend.workers
+    hosts = handshake(job, backend)
+    ACTIVITY.enter("opening the data", is_long=True)
+    data = open_task_data(job)
+    ACTIVITY.enter("comparing the data", is_long=True)
+    assert_consistent(workers, data.common_values, SAME_DATA)
+    check_metrics(config, data.task, data.eval_data)
+    data = replace(
+        data,
+        identity=identify_data(workers, {"train_data": data.train_data, "eval_data": data.eval_data}, config),
+    )
+    if config.mixup or config.cutmix:
+        data = replace(data, train_data=Mixed(data.train_data, config.mixup, config.cutmix))
+    _check_plan(config, backend, data)  # before anything is written
+    batch = None
+    if config.stages > 1:  # each stage is built for what the one before it gives
+        reading = TrainingData(config, workers, data.train_data)
+        session = Session(config, backend, reading, Services(Report(), Path(os.devnull)))
+        batch = reading.train_batch(session.plan(), session.state.progress)
+    model = build_together(config, data.task, backend, batch, data.identity)
+    row = FRAMEWORKS[config.framework]
+    if not any(hasattr(data.task, method) for method in (row.loss_method, row.step_method)):
+        note = describe_columns(config.framework, backend.model, names_of_batch(data))
+        data = replace(data, notes=(*data.notes, *filter(None, [note])))
+    run = TrainingRun(job, backend, data, model, hosts, lock=lock or RunLock())
+    run = run.with_config(learning_rate=learning_rate_of(config, model.own_rates))
+    return (
+        run
+        if callbacks is None
+        else replace(run, callbacks=find_callbacks(data.task, config.task, callbacks))
+    )

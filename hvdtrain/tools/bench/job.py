@@ -7,17 +7,14 @@ from typing import Any
 
 import psutil
 
-from hvdtrain.backends.base import Backend
-from hvdtrain.backends.records import ModelInfo
 from hvdtrain.config import Config, Layer
 from hvdtrain.errors import UsageError
 from hvdtrain.horovod_build.installed import BUILD_COMMAND, installed_build
 from hvdtrain.host.cores import threads_per_worker
 from hvdtrain.jobs.compatibility import Job, check
 from hvdtrain.jobs.failures import interruptible
-from hvdtrain.jobs.opening.limits import with_learning_rate
-from hvdtrain.jobs.opening.setup import TaskData, open_together
-from hvdtrain.jobs.opening.start import JobSpec, prepare, started
+from hvdtrain.jobs.opening.setup import TrainingRun, opened
+from hvdtrain.jobs.opening.start import prepare, started
 from hvdtrain.storage.text import counted
 from hvdtrain.tools.bench.measure import check_rounds, measure_steps
 from hvdtrain.tools.blocks import skips_warmup
@@ -74,24 +71,16 @@ def bench_job(
             notes = (*job.notes, "profile is left out: a recording takes time")
             job = replace(job, config=job.config.model_copy(update={"profile": None}), notes=notes)
         with started(job, signals) as backend, signals.signals_take_precedence():
-            task_data, model, hosts = open_together(job, backend)
-            check(Job(job.config, task_data.task, command=command))
-            check_hosts(hosts, backend.workers.allgather_object(backend.workers.local_size))
-            job = replace(job, config=with_learning_rate(job.config, model.own_rates))
-            return _measured(job, backend, task_data, model, hosts, request=request)
+            run = opened(job, backend)
+            check(Job(job.config, run.task_data.task, command=command))
+            check_hosts(run.hosts, backend.workers.allgather_object(backend.workers.local_size))
+            return _measured(run, request)
 
 
-def _measured(
-    job: JobSpec,
-    backend: Backend,
-    task_data: TaskData,
-    model: ModelInfo,
-    hosts: Sequence[str],
-    *,
-    request: Request,
-) -> dict[str, Any] | None:
+def _measured(run: TrainingRun, request: Request) -> dict[str, Any] | None:
     """Collective. Measure."""
-    workers, config, device = backend.workers, job.config, backend.info.description
+    backend, config, model = run.backend, run.config, run.model
+    workers, device = backend.workers, backend.info.description
     on_gpu = not device.endswith(" on the CPU")
     way: Way | None = None
     most = request.most_bytes
@@ -100,8 +89,8 @@ def _measured(
         way = way_of(config, list(model.parameter_shapes.values()), on_gpu=on_gpu)
         most = min(max(*way.sizes, MIB), MOST_BYTES)
     before = CpuTimes.now(workers.host)
-    steps = measure_steps(job, backend, task_data, seconds=request.seconds, splits=request.splits)
-    notes = [*job.notes, *model.notes, *task_data.notes, *steps.notes, *notes_on(config)]
+    steps = measure_steps(run, seconds=request.seconds, splits=request.splits)
+    notes = [*run.notes(), *steps.notes, *notes_on(config)]
     sums = []
     if most is not None and workers.size > 1:
         limit = max(request.seconds, _LEAST_MESSAGE_SECONDS)
@@ -118,10 +107,12 @@ def _measured(
         "task": config.task,
         "device": device,
         "workers": workers.size,
-        "hosts": len(set(hosts)),
-        "slots": max(map(hosts.count, hosts)),
+        "hosts": len(set(run.hosts)),
+        "slots": max(map(run.hosts.count, run.hosts)),
         "controller": workers.controller,
-        "global_batch": TrainingPlan.of(config, workers.size, len(task_data.train_data)).batch.global_batch,
+        "global_batch": TrainingPlan.of(
+            config, workers.size, len(run.task_data.train_data)
+        ).batch.global_batch,
         "threads": config.threads or threads_per_worker(workers.local_size),
         "reduction": model.reduction,
         "steps_timed": steps.count,

@@ -3,14 +3,14 @@
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from hvdtrain.backends.base import Backend
 from hvdtrain.config import Config
 from hvdtrain.data.readers import Readers
 from hvdtrain.errors import UsageError
 from hvdtrain.jobs.entering import new_session
-from hvdtrain.jobs.opening.setup import TaskData, build
-from hvdtrain.jobs.opening.start import JobSpec
+from hvdtrain.jobs.opening.setup import TrainingRun, build
 from hvdtrain.jobs.resume import ResumePoint
 from hvdtrain.session import Session
 from hvdtrain.tools.blocks import (
@@ -58,35 +58,32 @@ def check_rounds(config: Config) -> None:
         )
 
 
-def session_alone(
-    config: Config, backend: Backend, task_data: TaskData, plan: TrainingPlan, readers: Readers
-) -> Session:
+def session_alone(run: TrainingRun, plan: TrainingPlan, readers: Readers) -> Session:
     """Return a run of this worker on its own, with batches of the size that it has in the job. Local."""
-    workers = backend.workers
-    changes = {
+    config, backend, workers = run.config, run.backend, run.backend.workers
+    changes: dict[str, Any] = {
         "global_batch_size": None,
         "batch_size": plan.batch.micro_batch,
         "seed": config.seed + workers.rank,
         # the rate of the job is meant for its global batch, and could let this training diverge
         "learning_rate": SMALL_RATE * config.base_learning_rate,
     }
-    config = config.model_copy(update=changes)
+    run = run.with_config(**changes)
     lone = Workers(workers.host, local_rank=workers.local_rank, local_size=workers.local_size)
-    alone: Backend = bench_module(config.framework).backend_alone(config, backend, lone)
-    build(config, task_data.task, alone)
-    return new_session(config, alone, replace(task_data, eval_data=None), ResumePoint(), readers)
+    alone: Backend = bench_module(config.framework).backend_alone(run.config, backend, lone)
+    build(run.config, run.task_data.task, alone)
+    task_data = replace(run.task_data, eval_data=None)
+    return new_session(replace(run, backend=alone, task_data=task_data), ResumePoint(), readers)
 
 
-def measure_steps(
-    job: JobSpec, backend: Backend, task_data: TaskData, *, seconds: float, splits: bool
-) -> Steps:
+def measure_steps(run: TrainingRun, *, seconds: float, splits: bool) -> Steps:
     """Collective. Train, and return how long steps take."""
-    config, workers = bench_config(job.config), backend.workers
-    with tried_session(config, backend, task_data) as (session, readers, notes):
+    run, workers = run.with_config(bench_config(run.config)), run.backend.workers
+    with tried_session(run) as (session, readers, notes):
         sessions = [session]
         if splits and workers.size > 1:
             ACTIVITY.enter("building a second model", is_long=True)
-            sessions.append(session_alone(config, backend, task_data, session.plan(), readers))
+            sessions.append(session_alone(run, session.plan(), readers))
         found = _measure(sessions, seconds, has_parts=len(sessions) > 1 or workers.size == 1)
     return replace(found, notes=(*notes, *found.notes))
 

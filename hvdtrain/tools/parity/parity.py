@@ -10,16 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from hvdtrain.backends.base import Backend
-from hvdtrain.config import Config, Layer
+from hvdtrain.config import Layer
 from hvdtrain.data.training_data import readers_for
 from hvdtrain.errors import ENDINGS, EXIT_DONE, EXIT_TRAINING, HvdtrainError, TaskError
 from hvdtrain.host.frameworks import FRAMEWORKS
 from hvdtrain.host.launcher import check_is_not_launched
 from hvdtrain.jobs.entering import new_session
 from hvdtrain.jobs.failures import interruptible
-from hvdtrain.jobs.opening.limits import with_learning_rate
-from hvdtrain.jobs.opening.setup import TaskData, build, open_together
+from hvdtrain.jobs.opening.setup import TrainingRun, build, opened
 from hvdtrain.jobs.opening.start import check_may_be_elastic, prepare, settle, started
 from hvdtrain.jobs.resume import ResumePoint, restore
 from hvdtrain.storage.text import counted
@@ -139,28 +137,28 @@ def layer_paths(
     return found
 
 
-def observe(config: Config, backend: Backend, task_data: TaskData, start: Any) -> Observation:
+def observe(run: TrainingRun, start: Any) -> Observation:
     """Return what a framework does with a model: in fp64 if the model can compute in it."""
-    with of_framework(config.framework).in_fp64():
+    with of_framework(run.config.framework).in_fp64():
         try:
-            return _observe(config, backend, task_data, start, wide=np.float64)
+            return _observe(run, start, wide=np.float64)
         except ENDINGS:
             raise
         except Exception as error:
             problem = error.problem if isinstance(error, HvdtrainError) else where_raised(error)
-            why = f"{FRAMEWORKS[config.framework].title}: {problem.splitlines()[0]}"
-    found = _observe(config, backend, task_data, start, wide=None)
+            why = f"{FRAMEWORKS[run.config.framework].title}: {problem.splitlines()[0]}"
+    found = _observe(run, start, wide=None)
     return replace(found, note=f"not compared in fp64, so smaller differences stay unseen: {why}")
 
 
-def _observe(config: Config, backend: Backend, task_data: TaskData, start: Any, *, wide: Any) -> Observation:
-    task = task_data.task
-    info = build(config, task, backend)
-    restore(config, backend, len(task_data.train_data))
-    config = with_learning_rate(config, info.own_rates)
-    task_data = replace(task_data, eval_data=None)
-    with readers_for(config, task_data.train_data, None) as readers:
-        session = new_session(config, backend, task_data, ResumePoint(), readers)
+def _observe(run: TrainingRun, start: Any, *, wide: Any) -> Observation:
+    task, backend = run.task_data.task, run.backend
+    info = build(run.config, task, backend)
+    run = replace(run, model=info, task_data=replace(run.task_data, eval_data=None))
+    restore(run)
+    config = run.config
+    with readers_for(config, run.task_data.train_data, None) as readers:
+        session = new_session(run, ResumePoint(), readers)
         loop: PlainLoop = of_framework(config.framework).Loop(task, config, backend, info)
         initial = loop.start
         if start is not None:
@@ -234,9 +232,9 @@ def observe_alone(values: Mapping[str, Any]) -> bool:
         job = prepare(layers_from_json(values["layers"]))
         name, framework = job.config.task, job.config.framework
         with started(job, signals) as backend:
-            task_data, _, _ = open_together(job, backend)
+            run = opened(job, backend)
             try:
-                found = observe(job.config, backend, task_data, start)
+                found = observe(run, start)
             except (HvdtrainError, *ENDINGS):
                 raise
             except Exception as error:

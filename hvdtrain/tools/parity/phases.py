@@ -22,8 +22,7 @@ from hvdtrain.host.launcher import muted_console
 from hvdtrain.host.processes import end_with_parent
 from hvdtrain.jobs.entering import new_session
 from hvdtrain.jobs.failures import interruptible
-from hvdtrain.jobs.opening.limits import with_learning_rate
-from hvdtrain.jobs.opening.setup import open_together
+from hvdtrain.jobs.opening.setup import opened
 from hvdtrain.jobs.opening.start import prepare, settle, started
 from hvdtrain.jobs.resume import ResumePoint, restore
 from hvdtrain.jobs.train import run_job
@@ -143,11 +142,11 @@ class _Proof:
             job = prepare([*self.layers, together], quiet)
             self.framework, self.task = job.config.framework, job.config.task
             with started(job, signals, stays=True) as backend:
-                task_data, info, _ = open_together(job, backend)
-                config = with_learning_rate(job.config, info.own_rates)
-                restore(config, backend, len(task_data.train_data))
+                run = opened(job, backend)
+                config, task_data, info = run.config, run.task_data, run.model
+                restore(run)
                 with readers_for(config, task_data.train_data, task_data.eval_data) as readers:
-                    session = new_session(config, backend, task_data, ResumePoint(), readers)
+                    session = new_session(run, ResumePoint(), readers)
                     self._note(session, task_data.task, info, quiet)
                     try:
                         loop = of_framework(self.framework).Loop(task_data.task, config, backend, info)
