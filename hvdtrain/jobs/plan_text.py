@@ -3,20 +3,22 @@
 import math
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import hvdtrain
+from hvdtrain.backends.memory import mebibytes
 from hvdtrain.backends.pipeline.pipeline import bubble
 from hvdtrain.backends.records import ModelInfo, OwnRates
 from hvdtrain.config import Config
 from hvdtrain.data.eval_sets import sets_of
+from hvdtrain.data.numeric import TARGETS
 from hvdtrain.data.order import Draws, Lengths
 from hvdtrain.data.stream import number_words, size_words
 from hvdtrain.host.cores import threads_per_worker
 from hvdtrain.host.frameworks import FRAMEWORKS
 from hvdtrain.jobs.compatibility import shown_value
-from hvdtrain.jobs.opening.data_sets import known_size, promises, roles_of
-from hvdtrain.jobs.opening.dry_run import memory_limit
+from hvdtrain.jobs.opening.data_sets import known_size, promises
+from hvdtrain.jobs.opening.dry_run import Dry, memory_limit
 from hvdtrain.jobs.opening.setup import TrainingRun, names_of_batch
 from hvdtrain.jobs.resume import ResumePoint
 from hvdtrain.jobs.run_directory.folder import note_on_links
@@ -25,7 +27,7 @@ from hvdtrain.storage.text import counted
 from hvdtrain.storage.urls import shown
 from hvdtrain.training_plan import TrainingPlan, most_workers
 
-_WIDTH = 14
+_WIDTH, _CHECK_WIDTH = 14, 11
 INDENT = 3 + _WIDTH  # columns before the text of a line
 _USUAL_REDUCTION = "fp32, sent uncompressed"
 _MUCH = 0.5  # part of the memory that a worker may take, from which on the plan has what it takes
@@ -40,31 +42,26 @@ _IN_OTHER_LINES = {
 }
 
 
-def describe_plan(
-    session: Session,
-    plan: TrainingPlan,
-    *,
-    model: ModelInfo,
-    hosts: list[str],
-    start: ResumePoint,
-    found: str = "",
-    roles: str = "",
-    limit: int | None = None,
-) -> str:
+def describe_plan(run: TrainingRun, session: Session, start: ResumePoint) -> str:
     """Return what the run is going to do, as text."""
-    config, workers, own = session.config, session.backend.workers.size, model.own_rates
-    memory = session.memory.heaviest
-    copy = f" (local copy {session.services.run_dir} until all of it is there)" if session.is_remote else ""
+    config, plan, model = session.config, session.plan(), run.model
+    workers, own, services = session.backend.workers.size, model.own_rates, session.services
+    memory, limit, task = session.memory.heaviest, memory_limit(session.backend), run.task_data.task
+    has_much = memory is not None and limit and memory.total_bytes > _MUCH * limit
+    copy = f" (local copy {services.run_dir} until all of it is there)" if session.is_remote else ""
     alone = "one worker, which keeps all of it: sharding changes nothing"
     kept = "optimizer" if config.framework == "tf" else config.shard  # TensorFlow keeps whole gradients
     sharded = alone if workers == 1 else f"{_SHARDED.get(kept)}, over {workers} workers"
+    data = str(task.describe()) if hasattr(task, "describe") else _data(session)
+    clipped = f", gradient clipped to norm {config.clip_norm:g}" if config.clip_norm else ""
+    precision = _precision(config, model)
     lines = {
-        "workers": _workers(session, hosts),
+        "workers": _workers(session, run.hosts),
         "starts from": start.origin,
-        "weights": _indented(start.weights),
+        "weights": start.weights,
         "changed": ", ".join(start.changes),
         "model": _model(config, model, start),
-        "data": "; ".join(filter(None, [found or _data(session), roles])),
+        "data": "; ".join(filter(None, [data, _roles(run)])),
         "stream": promises(session, start.manifest),
         "evaluation": _eval_sets(session),
         "batch": _batch(session, plan),
@@ -72,24 +69,55 @@ def describe_plan(
         "state": session.backend.replica_state.describe(),
         "length": _length(session, plan),
         "learning rate": _learning_rate(session, plan, own),
-        "optimizer": _built_in(config) if own is None else f"the task's own, {own.optimizer}",
+        "optimizer": (_built_in(config) if own is None else f"the task's own, {own.optimizer}") + clipped,
         "groups": "; ".join(model.groups),
-        "precision": "" if (precision := describe_precision(config, model)) == "fp32" else precision,
+        "precision": "" if precision == "fp32" else precision,
         "gradients": "" if model.reduction == _USUAL_REDUCTION else model.reduction,
-        "memory": memory.describe() if memory and limit and memory.total_bytes > _MUCH * limit else "",
+        "memory": memory.describe() if memory is not None and has_much else "",
         "sharded": "" if config.shard == "none" else sharded,
-        "stages": _indented(describe_stages(config, workers, model.stages)),
+        "stages": _stages(config, workers, model.stages),
         "options": _options(config),
-        "run directory": shown(session.location_of(session.services.run_dir)) + copy,
+        "run directory": shown(session.location_of(services.run_dir)) + copy,
     }
-    if config.clip_norm:
-        lines["optimizer"] += f", gradient clipped to norm {config.clip_norm:g}"
     title = f"hvdtrain {hvdtrain.__version__}: {config.task} with {session.backend.info.description}"
-    return "\n".join([title, *(f"  {name:<{_WIDTH}} {text}" for name, text in lines.items() if text)])
+    return _table(title, lines.items(), _WIDTH)
 
 
-def _indented(text: str) -> str:
-    return text.replace("\n", f"\n  {'':<{_WIDTH}} ")
+def describe_check(run: TrainingRun, session: Session, found: Dry, seconds: float, peak: int) -> str:
+    """Return what was found before the first step, as text; no worker has had more memory than ``peak``."""
+    config, backend, model = run.config, run.backend, run.model
+    memory, most = session.memory.heaviest, memory_limit(backend)
+    assert memory is not None  # the dry run has measured it
+    lines = [
+        ("model", describe_model(model)),
+        ("stages", _stages(config, backend.workers.size, model.stages)),
+    ]
+    for one in found.passes:  # the first micro-batch of each data set on rank 0
+        name = one.what.removesuffix(" data").removeprefix("evaluation set ").strip("'")
+        values = ", ".join(f"{metric} {value:.4f}" for metric, value in one.means().items())
+        outputs = [f"outputs {text}" for text in filter(None, [one.describe_outputs()])]
+        lines.append((name, "\n".join([one.describe_data(), *outputs, values])))
+    limit = "how much memory a GPU has is not known" if most is None else f"a GPU has {mebibytes(most)}"
+    if backend.device_memory() is None:
+        limit = f"each worker of this host may take {mebibytes(most or 0)}"
+    had = f"the largest worker has had {mebibytes(peak)} of the host's until now, all included"
+    lines += [
+        ("precision", _precision(config, model)),
+        ("gradients", model.reduction),
+        ("memory", f"{memory.describe()}\n{had}\n{limit}"),
+        ("Horovod", run.job.build or "none"),
+        ("set for you", _settings(session, run.job.settings)),
+        ("time", f"{found.seconds:.2f} s for the dry run, {seconds:.2f} s with data and model"),
+        *(("note", note) for note in found.notes),
+    ]
+    of_workers = counted(backend.workers.size, "worker")
+    title = f"check passed: {config.task} with {backend.info.description}, {of_workers}; nothing was trained"
+    return _table(title, lines, _CHECK_WIDTH)
+
+
+def _table(title: str, lines: Iterable[tuple[str, str]], width: int) -> str:
+    rows = [(name, text.replace("\n", f"\n  {'':<{width}} ")) for name, text in lines if text]
+    return "\n".join([title, *(f"  {name:<{width}} {text}" for name, text in rows)])
 
 
 def _some(texts: Sequence[str]) -> str:
@@ -106,7 +134,7 @@ def describe_model(model: ModelInfo) -> str:
     return f"{total}, {trained:,} of them trained, in {tensors}"
 
 
-def describe_stages(config: Config, workers: int, stages: Sequence[str]) -> str:
+def _stages(config: Config, workers: int, stages: Sequence[str]) -> str:
     """Return how the model is divided, and how long the stages wait, in lines; empty if it is not."""
     if config.stages == 1:
         return ""
@@ -119,7 +147,7 @@ def describe_stages(config: Config, workers: int, stages: Sequence[str]) -> str:
     return "\n".join([first, *stages])
 
 
-def describe_settings(session: Session, settings: Mapping[str, str]) -> str:
+def _settings(session: Session, settings: Mapping[str, str]) -> str:
     """Return what is set for the job, such as environment variables, as text."""
     parts = [f"{name}={value}" for name, value in settings.items()]
     if session.config.threads is None and "OMP_NUM_THREADS" not in os.environ:
@@ -130,7 +158,7 @@ def describe_settings(session: Session, settings: Mapping[str, str]) -> str:
     return ", ".join(parts)
 
 
-def _workers(session: Session, hosts: list[str]) -> str:
+def _workers(session: Session, hosts: Sequence[str]) -> str:
     workers, most = session.backend.workers, most_workers(session.backend.workers)
     elastic = "" if most is None else f"; elastic: at least {workers.least}, at most {most}"
     if len(hosts) == 1:
@@ -157,6 +185,17 @@ def _data(session: Session) -> str:
     orders = {Draws: ", drawn by sample_probabilities()", Lengths: ", similar sample_lengths() together"}
     order = orders.get(type(getattr(session.data.training, "ordering", None)), "")
     return f"{size_words(session.data.training)} to train{order}{evaluation}{read}"
+
+
+def _roles(run: TrainingRun) -> str:
+    """Return what columns are used for that a user may not have meant; empty if none is."""
+    task, names = run.task_data.task, names_of_batch(run.task_data)
+    if callable(getattr(task, "loss", print)) or hasattr(task, FRAMEWORKS[run.config.framework].loss_method):
+        return ""
+    targets = [name for name in TARGETS if name in names]
+    parts = [f"the loss compares with {targets[0]!r}, not {targets[1]!r}"] if len(targets) > 1 else []
+    parts += ["'weights' weighs the samples in the loss"] if "weights" in names else []
+    return "; ".join(parts)
 
 
 def _eval_sets(session: Session) -> str:
@@ -260,7 +299,7 @@ def _built_in(config: Config) -> str:
     return ", ".join(parts)
 
 
-def describe_precision(config: Config, model: ModelInfo) -> str:
+def _precision(config: Config, model: ModelInfo) -> str:
     """Return the precision of the computation and of the weights, as text."""
     own = f"fp{model.float_bits}"
     text = own if config.precision == "fp32" else f"{config.precision}, weights {own}"
@@ -280,20 +319,7 @@ def _options(config: Config) -> str:
 
 def show_plan(run: TrainingRun, session: Session, point: ResumePoint, found: Sequence[str]) -> None:
     """Show the plan, and what else the user should know, such as the notes found by then. Local."""
-    task, plan = run.task_data.task, session.plan()
     of_directory = filter(None, [run.lock.note, note_on_links(session.services.run_dir), *run.notes_on_task])
-    is_named = not callable(getattr(task, "loss", print))
-    is_named &= not hasattr(task, FRAMEWORKS[run.config.framework].loss_method)
-    text = describe_plan(
-        session,
-        plan,
-        model=run.model,
-        hosts=list(run.hosts),
-        start=point,
-        found=str(task.describe()) if hasattr(task, "describe") else "",
-        roles=roles_of(names_of_batch(run.task_data), is_named),
-        limit=memory_limit(session.backend),
-    )
-    session.services.report.say(text, INDENT)
-    for note in (*point.notes, *found, *of_directory, *run.notes_on_options(plan)):
+    session.services.report.say(describe_plan(run, session, point), INDENT)
+    for note in (*point.notes, *found, *of_directory, *run.notes_on_options(session.plan())):
         session.services.report.note(note)

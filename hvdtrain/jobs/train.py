@@ -6,7 +6,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Unpack
 
-from hvdtrain.backends.memory import mebibytes
 from hvdtrain.backends.recording import timeline_requested
 from hvdtrain.callbacks import Summary
 from hvdtrain.config import Layer
@@ -18,7 +17,6 @@ from hvdtrain.host.launcher import muted_console, open_console
 from hvdtrain.jobs.elastic.job import join_elastic_job, train_in_worlds
 from hvdtrain.jobs.entering import entered, seed_training, services_open, tool_hooks
 from hvdtrain.jobs.failures import Signals, end_if_uncaught, interruptible
-from hvdtrain.jobs.opening.dry_run import Dry, memory_limit
 from hvdtrain.jobs.opening.setup import TrainingRun, opened
 from hvdtrain.jobs.opening.start import JobSpec, prepare, started
 from hvdtrain.jobs.outcome import (
@@ -30,19 +28,11 @@ from hvdtrain.jobs.outcome import (
     status_of,
     write_summary_on_loss,
 )
-from hvdtrain.jobs.plan_text import (
-    describe_model,
-    describe_precision,
-    describe_settings,
-    describe_stages,
-    show_plan,
-)
+from hvdtrain.jobs.plan_text import describe_check, show_plan
 from hvdtrain.jobs.resume import ResumePoint, find_start, restore
 from hvdtrain.jobs.run_directory.folder import storing
 from hvdtrain.jobs.run_directory.lock import RunLock
 from hvdtrain.loop import run as run_loop
-from hvdtrain.session import Session
-from hvdtrain.storage.text import counted
 from hvdtrain.task import task_class_of, task_spec
 from hvdtrain.workers.agreement import waiting_for_rank_zero
 from hvdtrain.workers.seeding import seeded_frameworks
@@ -139,9 +129,6 @@ def _train(run: TrainingRun, signals: Signals, watching: Watching) -> Summary:
         return end_together(session, report_end(session, status, problem, signals))
 
 
-_WIDTH = 11
-
-
 def check_job(layers: list[Layer], task_class: Any = None, best: bool | str = False) -> None:
     """Collective. Do what a job does before its first step, and show what was found."""
     # Nothing is written: the job starts from the beginning of the data, whether it is to resume or not.
@@ -157,37 +144,5 @@ def check_job(layers: list[Layer], task_class: Any = None, best: bool | str = Fa
             seconds = time.perf_counter() - begun_seconds
             taken = backend.workers.allgather_object(peak_bytes())
             if backend.workers.rank == 0:
-                text = _describe(run, session, found, seconds=seconds, peak=max(taken))
+                text = describe_check(run, session, found, seconds, max(taken))
                 open_console().print(text, highlight=False, markup=False, soft_wrap=True)
-
-
-def _describe(run: TrainingRun, session: Session, found: Dry, *, seconds: float, peak: int) -> str:
-    config, backend, model = run.config, run.backend, run.model
-    memory = session.memory.heaviest
-    assert memory is not None  # the dry run has measured it
-    workers = counted(backend.workers.size, "worker")
-    lines = [("model", describe_model(model))]
-    split = describe_stages(config, backend.workers.size, model.stages)
-    lines += [("" if number else "stages", line) for number, line in enumerate(split.splitlines())]
-    for one in found.passes:  # the first micro-batch of each data set on rank 0
-        name = one.what.removesuffix(" data").removeprefix("evaluation set ").strip("'")
-        values = ", ".join(f"{metric} {value:.4f}" for metric, value in one.means().items())
-        outputs = [("", f"outputs {text}") for text in filter(None, [one.describe_outputs()])]
-        lines += [(name, one.describe_data()), *outputs, ("", values)]
-    most = memory_limit(backend)
-    limit = "how much memory a GPU has is not known" if most is None else f"a GPU has {mebibytes(most)}"
-    if backend.device_memory() is None:
-        limit = f"each worker of this host may take {mebibytes(most or 0)}"
-    lines += [
-        ("precision", describe_precision(config, model)),
-        ("gradients", model.reduction),
-        ("memory", memory.describe()),
-        ("", f"the largest worker has had {mebibytes(peak)} of the host's until now, all included"),
-        ("", limit),
-        ("Horovod", run.job.build),
-        ("set for you", describe_settings(session, run.job.settings)),
-        ("time", f"{found.seconds:.2f} s for the dry run, {seconds:.2f} s with data and model"),
-        *(("note", note) for note in found.notes),
-    ]
-    title = f"check passed: {config.task} with {backend.info.description}, {workers}; nothing was trained"
-    return "\n".join([title, *(f"  {name:<{_WIDTH}} {text}" for name, text in lines)])

@@ -2,8 +2,9 @@
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
-from support.fakes import FakeWorkers, make_session
+from support.fakes import FakeWorkers, given_run, make_session
 from support.states import make_record
 
 from hvdtrain.backends.records import ModelInfo, OwnRates
@@ -28,20 +29,17 @@ def plan(
     workers = FakeWorkers(0, list(hosts), None, [])
     session = make_session("runs/x", workers, **{"train_size": 1797, "eval_size": 360, **fields})
     session.state.progress = start.progress
-    text = describe_plan(
-        session,
-        session.plan(),
-        model=replace(
-            session.backend.model_info(),
-            batch_norm_layers=norms,
-            reduction=reduction,
-            own_rates=own,
-            leaves_out_padding=leaves_out,
-        ),
-        hosts=list(hosts),
-        start=start,
-        found=found,
+    run = given_run(session.config, session.backend)
+    task = SimpleNamespace(describe=lambda: found) if found else None
+    model = replace(
+        session.backend.model_info(),
+        batch_norm_layers=norms,
+        reduction=reduction,
+        own_rates=own,
+        leaves_out_padding=leaves_out,
     )
+    run = replace(run, task_data=replace(run.task_data, task=task), model=model, hosts=hosts)
+    text = describe_plan(run, session, start)
     title, *lines = text.splitlines()
     return {"": title.partition(": ")[2]} | {line[2:16].strip(): line[17:] for line in lines}
 

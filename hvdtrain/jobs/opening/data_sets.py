@@ -4,7 +4,7 @@ import difflib
 import inspect
 import re
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
@@ -23,7 +23,7 @@ from hvdtrain.data.eval_sets import (
     set_words,
 )
 from hvdtrain.data.fingerprint import columns_of
-from hvdtrain.data.numeric import TARGETS, all_bits, merged_by_cast
+from hvdtrain.data.numeric import all_bits, merged_by_cast
 from hvdtrain.data.order import order_identity
 from hvdtrain.data.readers import Fetch, LocalFetch
 from hvdtrain.data.stream import Stream
@@ -160,14 +160,6 @@ def align_columns(
             dataset.reorder(name, wanted)
             notes.append(f"{what}: the columns of {name!r} are put in the order of {whose}, by their names")
     return notes
-
-
-def roles_of(names: Collection[str], is_named: bool) -> str:
-    """Return what columns are used for that a user may not have meant, for the plan; empty if none is."""
-    targets = [name for name in TARGETS if name in names]
-    parts = [f"the loss compares with {targets[0]!r}, not {targets[1]!r}"] if len(targets) > 1 else []
-    parts += ["'weights' weighs the samples in the loss"] if "weights" in names else []
-    return "; ".join(parts) if is_named else ""
 
 
 def _wide_arrays(dataset: Any) -> Arrays:
