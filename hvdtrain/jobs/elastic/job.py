@@ -6,15 +6,18 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
+from hvdtrain.backends.step_metrics import NO_FLAGS
 from hvdtrain.backends.workers import abort_collectives
 from hvdtrain.callbacks import Summary
 from hvdtrain.checkpoints.verification import newest_verified
 from hvdtrain.config import Config
+from hvdtrain.data.training_data import SkippedSamples
 from hvdtrain.elastic.member.membership import Membership, connect
 from hvdtrain.elastic.watch.liveness import Watching
 from hvdtrain.errors import (
     EXIT_DONE,
     EXIT_STOPPED,
+    EnvironmentFault,
     JobEnded,
     PeerLostError,
     Removed,
@@ -23,14 +26,18 @@ from hvdtrain.errors import (
 )
 from hvdtrain.host.launcher import is_elastic
 from hvdtrain.jobs.elastic.world_state import (
-    WorldState,
     hand_over_run,
     report_change,
+    stand_there,
+    start_of,
+    take_over_run,
     values_to_compare,
     warm_up,
+    where_it_stands,
 )
-from hvdtrain.jobs.entering import close_services, entered, seed_training
+from hvdtrain.jobs.entering import close_services, entered, open_services, seed_training
 from hvdtrain.jobs.failures import Signals, end_of_job
+from hvdtrain.jobs.opening.data_identity import agree_on_data, compare_with_job
 from hvdtrain.jobs.opening.setup import TrainingRun
 from hvdtrain.jobs.outcome import (
     LAST_SAVE_SECONDS,
@@ -44,11 +51,13 @@ from hvdtrain.jobs.outcome import (
     with_own_history,
     write_summary_on_loss,
 )
+from hvdtrain.jobs.plan_text import show_plan
 from hvdtrain.jobs.resume import ResumePoint
 from hvdtrain.jobs.run_directory.folder import CHECKPOINTS
 from hvdtrain.loop import run as run_loop
 from hvdtrain.loop import save_and_stop
-from hvdtrain.session import Session
+from hvdtrain.reporting.report import report_of_others
+from hvdtrain.session import RunState, Session
 from hvdtrain.workers.activity import ACTIVITY
 from hvdtrain.workers.agreement import waiting_for_rank_zero
 from hvdtrain.workers.world import World
@@ -72,7 +81,7 @@ def train_in_worlds(
     with entered(run, ResumePoint()) as (session, found):
         if membership.is_joining:
             warm_up(session)
-        worlds = Worlds(run, session, membership, signals, found.notes)
+        worlds = _Worlds(run, session, membership, signals, found.notes)
         watching.on_worker_lost = partial(write_summary_on_loss, session)
         with signals.defer_to_step_boundary():
             try:
@@ -81,7 +90,7 @@ def train_in_worlds(
                 close_services(session)
 
 
-class Worlds:
+class _Worlds:
     """The training of one worker through the worlds of its job."""
 
     def __init__(
@@ -90,14 +99,16 @@ class Worlds:
         session: Session,
         membership: Membership,
         signals: Signals,
-        found: Sequence[str] = (),
+        notes: Sequence[str],
     ) -> None:
         self._run, self._session, self._membership = run, session, membership
-        self._signals = signals
+        self._signals, self._notes = signals, notes
         self._values = values_to_compare(run)
         run.lock.job = membership.job
         session.services.lost_lease = lambda: membership.lost_lease
-        self._state = WorldState(run, session, found)
+        # whether this worker's state is that of a step, and whether it is as the model was built
+        self._is_whole, self._is_as_built = False, True
+        self._has_begun = False  # whether this worker knows the run directory and has its report
         self._world: World | None = None
         self._paused_since: float | None = None  # by time.perf_counter
         self._entered_at_step, self._has_entered = 0, False
@@ -105,45 +116,51 @@ class Worlds:
 
     def train(self) -> Summary:
         """Train in one world after another; return the summary of training that is complete."""
-        with early_end_reported(
-            self._session, self._membership.explain, self._report_early_end, self._membership.failed
-        ):
-            return self._train_in_worlds()
+        session, membership = self._session, self._membership
 
-    def _report_early_end(self, ending: Ending) -> None:
-        session = self._session
-        if isinstance(ending.error, Stopped | Removed) or self._membership.lost_lease:
-            return  # it is reported already, or this worker may not write
-        with errors_noted(session.services.report):
-            session.services.saver.finish(LAST_SAVE_SECONDS)  # the summary then names what is being written
-        session.services.report.on_end(summarise(session, ending.status, ending.problem))
+        def report(ending: Ending) -> None:
+            if isinstance(ending.error, Stopped | Removed) or membership.lost_lease:
+                return  # it is reported already, or this worker may not write
+            with errors_noted(session.services.report):
+                session.services.saver.finish(LAST_SAVE_SECONDS)  # the summary then names what it writes
+            session.services.report.on_end(summarise(session, ending.status, ending.problem))
 
-    def _train_in_worlds(self) -> Summary:
-        workers = self._session.backend.workers
-        while True:
-            try:
-                world = self._next_world()
-                self._enter(world)
-                summary = self._train_in(world)
-                self._membership.done(EXIT_DONE)
-                return summary
-            except JobEnded as ended:
-                if ended.exit_code != EXIT_DONE or self._summary is None:
-                    raise
-                self._membership.done(EXIT_DONE)
-                newest = newest_verified(self._session.services.run_dir / CHECKPOINTS)  # which rank 0 wrote
-                summary = replace(self._summary, checkpoint=None if newest is None else str(newest))
-                return with_own_history(self._session, summary)
-            except Stopped:
-                self._membership.done(EXIT_STOPPED)
+        with early_end_reported(session, membership.explain, report, membership.failed):
+            while (summary := self._trained_in_next_world()) is None:
+                pass
+            return summary
+
+    def _trained_in_next_world(self) -> Summary | None:
+        """Return the summary of training that is complete; None if another world follows."""
+        session, membership = self._session, self._membership
+        try:
+            world = self._next_world()
+            self._enter(world)
+            summary = self._train_in(world)
+            membership.done(EXIT_DONE)
+            return summary
+        except JobEnded as ended:
+            if ended.exit_code != EXIT_DONE or self._summary is None:
                 raise
-            except WorldChanged:
-                self._pause()
-                workers.leave(broken=False)
+            membership.done(EXIT_DONE)
+            newest = newest_verified(session.services.run_dir / CHECKPOINTS)  # which rank 0 wrote
+            summary = replace(self._summary, checkpoint=None if newest is None else str(newest))
+            return with_own_history(session, summary)
+        except Stopped:
+            membership.done(EXIT_STOPPED)
+            raise
+        except WorldChanged:
+            self._pause()
+            session.backend.workers.leave(broken=False)
+        except PeerLostError:
+            self._pause()
+            ACTIVITY.enter("leaving a world that lost a worker")
+            try:
+                session.settle()
             except PeerLostError:
-                self._pause()
-                self._settle()
-                workers.leave(broken=True)
+                self._is_whole = False
+            session.backend.workers.leave(broken=True)
+        return None
 
     def _pause(self) -> None:
         """Note since when there is no training: since the last step that this worker did, if it did one."""
@@ -152,20 +169,12 @@ class Worlds:
             last = state.last_step if state.progress.step > self._entered_at_step else None
             self._paused_since = time.perf_counter() if last is None else last.clock_seconds
 
-    def _settle(self) -> None:
-        """Bring the numbers to where the state is, without the others. Local: no collective."""
-        ACTIVITY.enter("leaving a world that lost a worker")
-        try:
-            self._session.settle()
-        except PeerLostError:
-            self._state.is_whole = False
-
     def _next_world(self) -> World:
         """Return the next world; whoever was rank 0 and will not be has let the run directory go."""
         membership, before = self._membership, self._world
         place = self._session.state.place
         try:
-            world = membership.next_world(place, valid=self._state.is_whole, values=self._values)
+            world = membership.next_world(place, valid=self._is_whole, values=self._values)
         except Removed:
             if before is not None:
                 hand_over_run(self._run, self._session, before)
@@ -189,9 +198,9 @@ class Worlds:
         session.backend.enter_world()
         membership.formed()
         if world.source == "root":
-            self._state.sync(world)
+            self._sync(world)
         else:
-            self._state.start(world)
+            self._start(world)
         seed_training(self._run, session.state.progress.step)
         membership.synced(session.state.place, str(session.services.run_dir))
         if world.change is not None:
@@ -205,7 +214,7 @@ class Worlds:
     def _train_in(self, world: World) -> Summary:
         """Collective. Train in a world to the end of training; return the summary, which all of them have."""
         session, workers = self._session, self._session.backend.workers
-        self._state.is_as_built, why = False, None
+        self._is_as_built, why = False, None
         if world.purpose == "train":
             run_loop(session, polling(session, self._signals))
         else:
@@ -218,3 +227,62 @@ class Worlds:
             self._summary = summary = summarise(session, status, problem, verified=True)
             session.services.report.on_end(summary)
         return end_together(session, summary)
+
+    def _sync(self, world: World) -> None:
+        """Collective. Give rank 0's state to all workers that do not have it."""
+        session, workers = self._session, self._session.backend.workers
+        is_root = workers.rank == 0
+        has_it = self._is_whole and session.state.place == world.root
+        all_have_it = all(workers.allgather_object(has_it))
+        notes: Sequence[str] = ()
+        with waiting_for_rank_zero(workers, "taking over the run directory"):
+            if is_root:
+                notes = take_over_run(self._run, session, world)
+        common = workers.broadcast_object(where_it_stands(session) if is_root else None)
+        if not is_root and not self._has_begun:
+            compare_with_job(self._run.task_data.identity, common["data"])
+        if not all_have_it:
+            self._is_whole = has_it  # until here it had a state of its own
+            self._is_as_built = False
+            session.backend.broadcast_state(0)
+        if not is_root:
+            if not self._has_begun:  # a worker that joins makes its report
+                context = replace(self._run.context(), run_dir=common["run_dir"])
+                session.services.report = report_of_others(context, self._run.callbacks)
+                session.services.report.set_clock(common["seconds"])
+                self._has_begun = True
+            stand_there(session, common)
+        self._is_whole = True
+        for note in notes:
+            session.services.report.note(note)
+
+    def _start(self, world: World) -> None:
+        """Collective. Begin training, or continue from a checkpoint: no worker has a state that is whole."""
+        session = self._session
+        self._is_whole = False
+        self._run.lock.release()  # of a directory that was made in a world that was lost at once
+        agree_on_data(session.backend.workers, self._run.task_data.identity)
+        known = session.services.run_dir if self._has_begun else None
+        if self._has_begun:
+            hand_over_run(self._run, session, world)
+        run, point = start_of(self._run, world, known, self._check_as_built)
+        self._is_as_built = point.manifest is None
+        before = max(
+            session.backend.workers.allgather_object((session.state.changes, session.state.paused_seconds))
+        )
+        session.state = RunState.from_manifest(point.manifest, run.config, point.best_value(run.config))
+        session.state.changes, session.state.paused_seconds = before
+        session.data.skipped = SkippedSamples()
+        session.services.speeds, session.services.has_started = [], False
+        session.wanted = session.unsent = NO_FLAGS
+        session.stopped_early = ""
+        open_services(run, session, point)
+        self._has_begun = self._is_whole = True
+        show_plan(run, session, point, self._notes)
+
+    def _check_as_built(self) -> None:
+        if not self._is_as_built:
+            raise EnvironmentFault(
+                "training starts anew, and model and optimizer of this worker are of an earlier start",
+                "The driver of the job starts another worker in its place.",
+            )

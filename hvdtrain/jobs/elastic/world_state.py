@@ -1,11 +1,11 @@
 """How all workers of a world of an elastic job come to one state, and who writes the run directory."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from hvdtrain.backends.step_metrics import NO_FLAGS, ControlFlags
+from hvdtrain.backends.step_metrics import ControlFlags
 from hvdtrain.callbacks import EVAL
 from hvdtrain.checkpoints import storage, verification
 from hvdtrain.checkpoints.saver import Saver
@@ -15,12 +15,10 @@ from hvdtrain.data.eval_sets import sets_of
 from hvdtrain.data.training_data import SkippedSamples
 from hvdtrain.errors import EnvironmentFault
 from hvdtrain.host.launcher import open_console
-from hvdtrain.jobs.entering import open_services, saver_of
+from hvdtrain.jobs.entering import saver_of
 from hvdtrain.jobs.failures import forget_causes
-from hvdtrain.jobs.opening.data_identity import agree_on_data, compare_with_job
 from hvdtrain.jobs.opening.setup import TrainingRun, model_values
 from hvdtrain.jobs.opening.start import common_values
-from hvdtrain.jobs.plan_text import show_plan
 from hvdtrain.jobs.resume import ResumePoint, find_start
 from hvdtrain.jobs.run_directory.folder import CHECKPOINTS
 from hvdtrain.jobs.run_directory.lock import RunLock
@@ -31,11 +29,11 @@ from hvdtrain.reporting.jsonl import write_whole
 from hvdtrain.reporting.records import RecentRecords, WorkersChange, cut_tail
 from hvdtrain.reporting.report import METRICS_FILE, SUMMARY_FILE, report_of_others
 from hvdtrain.reporting.run_report import RunReport
-from hvdtrain.session import RunState, Session
+from hvdtrain.session import Session
 from hvdtrain.storage.files import check_link
 from hvdtrain.training_plan import Progress
 from hvdtrain.workers.activity import ACTIVITY
-from hvdtrain.workers.agreement import run_on_rank_zero, waiting_for_rank_zero
+from hvdtrain.workers.agreement import run_on_rank_zero
 from hvdtrain.workers.seeding import random_state_kept
 from hvdtrain.workers.world import World
 
@@ -125,85 +123,6 @@ def warm_up(session: Session) -> None:
             session.backend.warm_up(batch, eval_batch)
 
 
-class WorldState:
-    """The state of one worker, and how it gets that of a world."""
-
-    def __init__(self, run: TrainingRun, session: Session, found: Sequence[str]) -> None:
-        self.is_whole, self.is_as_built = False, True
-        self._run, self._session, self._found = run, session, found
-        self._has_begun = False  # whether this worker knows the run directory and has its report
-
-    def sync(self, world: World) -> None:
-        """Collective. Give rank 0's state to all workers that do not have it."""
-        session, workers = self._session, self._session.backend.workers
-        is_root = workers.rank == 0
-        has_it = self.is_whole and session.state.place == world.root
-        all_have_it = all(workers.allgather_object(has_it))
-        notes: Sequence[str] = ()
-        with waiting_for_rank_zero(workers, "taking over the run directory"):
-            if is_root:
-                notes = self._take_over(world)
-        common = workers.broadcast_object(where_it_stands(session) if is_root else None)
-        if not is_root and not self._has_begun:
-            compare_with_job(self._run.task_data.identity, common["data"])
-        if not all_have_it:
-            self.is_whole = has_it  # until here it had a state of its own
-            self.is_as_built = False
-            session.backend.broadcast_state(0)
-        if not is_root:
-            if not self._has_begun:  # a worker that joins makes its report
-                context = replace(self._run.context(), run_dir=common["run_dir"])
-                session.services.report = report_of_others(context, self._run.callbacks)
-                session.services.report.set_clock(common["seconds"])
-                self._has_begun = True
-            stand_there(session, common)
-        self.is_whole = True
-        for note in notes:
-            session.services.report.note(note)
-
-    def start(self, world: World) -> None:
-        """Collective. Begin training, or continue from a checkpoint: no worker has a state that is whole."""
-        session = self._session
-        self.is_whole = False
-        self._run.lock.release()  # of a directory that was made in a world that was lost at once
-        agree_on_data(session.backend.workers, self._run.task_data.identity)
-        known = session.services.run_dir if self._has_begun else None
-        if self._has_begun:
-            hand_over_run(self._run, session, world)
-        run, point = start_of(self._run, world, known, self._check_as_built)
-        self.is_as_built = point.manifest is None
-        before = max(
-            session.backend.workers.allgather_object((session.state.changes, session.state.paused_seconds))
-        )
-        session.state = RunState.from_manifest(point.manifest, run.config, point.best_value(run.config))
-        session.state.changes, session.state.paused_seconds = before
-        session.data.skipped = SkippedSamples()
-        session.services.speeds, session.services.has_started = [], False
-        session.wanted = session.unsent = NO_FLAGS
-        session.stopped_early = ""
-        open_services(run, session, point)
-        self._has_begun = self.is_whole = True
-        show_plan(run, session, point, self._found)
-
-    def _check_as_built(self) -> None:
-        if not self.is_as_built:
-            raise EnvironmentFault(
-                "training starts anew, and model and optimizer of this worker are of an earlier start",
-                "The driver of the job starts another worker in its place.",
-            )
-
-    def _take_over(self, world: World) -> Sequence[str]:
-        """Become the worker that writes the run directory, unless it is that already. Local."""
-        session, before = self._session, self._session.services.report
-        notes = take_over_run(self._run, session, world)
-        if session.services.report is not before:
-            session.services.has_started = True  # the new report continues from the one before
-            written, saved = session.services.saver.newest, session.state.saved_step
-            if saved is not None and (written is None or step_of(written) < saved):
-                session.state.save_is_due = True  # it was lost with the rank 0 that wrote it
-        return notes
-
-
 def report_change(session: Session, world: World, pause_seconds: float) -> None:
     """Local. Report that a world took the place of another one: a line in the log, counts in the summary."""
     if world.change is None:
@@ -224,18 +143,23 @@ def take_over_run(run: TrainingRun, session: Session, world: World) -> list[str]
     """Local. Become the worker that writes the run directory; return what to report to the user."""
     # The logs are cut back to the session's state, and what they lack of it is appended.
     run.lock.generation = world.generation
+    services, saved = session.services, session.state.saved_step
     try:
-        if isinstance(session.services.report, RunReport):
-            run.lock.acquire(session.services.run_dir)
+        if isinstance(services.report, RunReport):
+            run.lock.acquire(services.run_dir)
             _cut_traces(session)
             notes: list[str] = []
         else:
             notes = _open_again(run, session, world)
+            services.has_started = True  # the new report continues from the one before
+            written = services.saver.newest
+            if saved is not None and (written is None or step_of(written) < saved):
+                session.state.save_is_due = True  # it was lost with the rank 0 that wrote it
     except OSError as error:
         raise EnvironmentFault(
-            f"cannot continue with the run directory {session.services.run_dir}: {error}"
+            f"cannot continue with the run directory {services.run_dir}: {error}"
         ) from None
-    forget_causes(session.services.run_dir)
+    forget_causes(services.run_dir)
     return notes
 
 
