@@ -41,12 +41,12 @@ MAX_RANK = 32
 def check_compression(value: object) -> str:
     """Return a value of the field as it is."""
     plain = [name for name, row in COMPRESSIONS.items() if not row.has_rank]
+    name = value.partition(":")[0] if isinstance(value, str) else ""
     if isinstance(value, str) and (value in plain or rank_of(value) is not None):
         return value
-    (ranked,) = COMPRESSIONS.keys() - plain
-    if isinstance(value, str) and value.partition(":")[0] == ranked:
-        raise ValueError(f"{ranked} takes a rank from 1 to {MAX_RANK}, such as {ranked}:4")
-    raise ValueError(f"should be {', '.join(map(repr, plain))} or '{ranked}:RANK', such as {ranked}:4")
+    if name in COMPRESSIONS and COMPRESSIONS[name].has_rank:
+        raise ValueError(f"{name} takes a rank from 1 to {MAX_RANK}, such as {name}:4")
+    raise ValueError(f"should be {', '.join(map(repr, plain))} or 'powersgd:RANK', such as powersgd:4")
 
 
 def compression_of(compression: str) -> Compression:
@@ -57,11 +57,8 @@ def compression_of(compression: str) -> Compression:
 def rank_of(compression: str) -> int | None:
     """Return the rank of a compression to low rank; None if gradients travel in another way."""
     _, _, rank = compression.partition(":")
-    if not compression_of(compression).has_rank or not (rank.isascii() and rank.isdecimal()):
-        return None
-    if rank.startswith("0"):
-        return None
-    return int(rank) if len(rank) <= len(str(MAX_RANK)) and int(rank) <= MAX_RANK else None
+    is_rank = compression_of(compression).has_rank and re.fullmatch("[1-9][0-9]?", rank)
+    return int(rank) if is_rank and int(rank) <= MAX_RANK else None
 
 
 class ExportFormat(NamedTuple):
@@ -145,10 +142,9 @@ _TIME = re.compile(r"(?:(\d+(?:\.\d*)?)d)?(?:(\d+(?:\.\d*)?)h)?(?:(\d+(?:\.\d*)?
 
 def _seconds_of(value: object) -> object:
     """Return the seconds of a time such as ``1d12h``, ``90m`` or ``30``, which are seconds."""
-    match = _TIME.fullmatch(value.replace(" ", "")) if isinstance(value, str) else None
     if not isinstance(value, str):
         return value
-    if match is None or not any(match.groups()):
+    if (match := _TIME.fullmatch(value.replace(" ", ""))) is None or not any(match.groups()):
         raise ValueError("must be a time such as 30m, 2h or 1d12h, or a number of seconds")
     units = (86400, 3600, 60, 1)
     return sum(float(part or 0) * unit for part, unit in zip(match.groups(), units, strict=True))

@@ -34,7 +34,7 @@ from hvdtrain.errors import (
 from hvdtrain.jobs.failures import Signals, do_in_time, exchange_cause, lack_of_memory, name_lost_worker
 from hvdtrain.jobs.run_directory.folder import CHECKPOINTS, end_uploads, publish, published
 from hvdtrain.reporting.jsonl import lines_of, write_json
-from hvdtrain.reporting.records import TAIL, RecentRecords, line_of
+from hvdtrain.reporting.records import TAIL, line_of
 from hvdtrain.reporting.report import METRICS_FILE, SUMMARY_FILE, Report
 from hvdtrain.session import Session
 from hvdtrain.workers.agreement import waiting_for_rank_zero
@@ -42,15 +42,6 @@ from hvdtrain.workers.user_errors import where_raised
 
 # numbers of an evaluation that are no metrics
 _NO_METRICS = LINE_FIELDS | MEASURES
-
-
-def read_log(path: Path, recent: RecentRecords) -> bytes:
-    """Return the lines of a metrics.jsonl, with the last ones that it lacks."""
-    lines: list[bytes] = []
-    with suppress(OSError):
-        lines.extend(lines_of(path))
-    lines += [line_of(record) for record in recent.lacking_in(parse_lines(lines[-TAIL:]))]
-    return b"".join(line if line.endswith(b"\n") else line + b"\n" for line in lines)
 
 
 def best_of(lines: Iterable[bytes], config: Config, checkpoints: Mapping[int, str]) -> dict[str, Best]:
@@ -78,10 +69,10 @@ def write_summary_on_loss(session: Session, problem: str) -> None:
     """Write how the run stands before the process ends without its main thread."""
     # Another rank than 0 does so for rank 0, which does not answer, if it can reach the run directory. In an
     # elastic job it does not: another worker becomes rank 0.
+    run_dir = session.services.run_dir
     session.services.saver.finish(LOST_SAVE_SECONDS)
     summary = summarise(session, "failed", problem)
     session.services.report.write_summary(summary)
-    run_dir = session.services.run_dir
 
     def write_for_rank_zero() -> None:
         config, written = run_dir / "config.yaml", run_dir / SUMMARY_FILE
@@ -119,11 +110,11 @@ def polling(session: Session, signals: Signals) -> Callable[[], ControlFlags]:
 
 def status_of(session: Session, signals: Signals, why: str | None = None) -> tuple[str, str | None]:
     """Collective. Return how training ended, as all workers see it, and why if not by itself."""
-    if session.services.saver.poll():
+    saver = session.services.saver
+    if saver.poll():
         why = "a checkpoint could not be written, and on_save_error is stop"
     elif session.stopped and signals.why:
         why = signals.why
-    saver = session.services.saver
     gathered = session.backend.workers.allgather_object((why, saver.not_finite, saver.newest, saver.replaced))
     for _, not_finite, newest, replaced in gathered:
         if not_finite:
@@ -154,16 +145,12 @@ def end_together(session: Session, summary: Summary) -> Summary:
     common: Summary = workers.broadcast_object(replace(summary, metrics_log=b""))
     summary = replace(common, metrics_log=log)
     if summary.save_error and _is_unsaved(session, summary):
-        newest = summary.checkpoint or "none"
-        if session.is_remote and not summary.failed_saves:  # the state is on this host
-            again = "The same command with --resume, on the host of rank 0, uploads the rest."
-            raise SaveError(summary.save_error, f"Newest one there: {newest}. {again}", everywhere=True)
         what = "the checkpoint could not be written: " if summary.failed_saves else "the last state is lost: "
-        raise SaveError(
-            f"{what}{summary.save_error}",
-            f"Newest good one: {newest}. Mend the disk, then continue with --resume.",
-            everywhere=True,
-        )
+        remedy = "Mend the disk, then continue with --resume."
+        if session.is_remote and not summary.failed_saves:  # the state is on this host
+            what, remedy = "", "The same command with --resume, on the host of rank 0, uploads the rest."
+        newest = f"Newest good one: {summary.checkpoint or 'none'}. "
+        raise SaveError(f"{what}{summary.save_error}", newest + remedy, everywhere=True)
     if session.stopped:
         raise Stopped(summary.error)
     return summary
@@ -188,11 +175,15 @@ def with_own_history(session: Session, summary: Summary) -> Summary:
     services = session.services
     if not services.keeps_history:
         return summary
-    log, kept = read_log(services.run_dir / METRICS_FILE, services.report.recent), dict[int, str]()
+    lines, kept = list[bytes](), dict[int, str]()
+    with suppress(OSError):
+        lines.extend(lines_of(services.run_dir / METRICS_FILE))
+    lines += [line_of(record) for record in services.report.recent.lacking_in(parse_lines(lines[-TAIL:]))]
     with suppress(OSError):
         paths = checkpoints_in(services.run_dir / CHECKPOINTS)
         kept = {step_of(path): session.location_of(path) for path in paths}
-    return replace(summary, best=best_of(log.splitlines(), session.config, kept), metrics_log=log)
+    log = b"".join(line if line.endswith(b"\n") else line + b"\n" for line in lines)
+    return replace(summary, best=best_of(lines, session.config, kept), metrics_log=log)
 
 
 def where_it_stood(session: Session) -> str:
@@ -204,16 +195,17 @@ def where_it_stood(session: Session) -> str:
 
 def summarise(session: Session, status: str, problem: str | None, verified: bool = False) -> Summary:
     """Say how the run stands; with ``verified``, its newest checkpoint is read once more."""
-    seconds = session.services.report.seconds()
+    services, saver = session.services, session.services.saver
+    seconds = services.report.seconds()  # before the checkpoint is read
     # of the last checkpoint, which this worker may have written since the workers reported theirs
-    known, own = session.services.hooks.values(), own_peak_mib(session.backend)
-    memory = [
-        max(known.get(n, 0.0), mib) for n, mib in zip((PEAK_MEMORY, PEAK_DEVICE_MEMORY), own, strict=True)
-    ]
-    newest, failures = session.services.saver.newest, session.services.saver.failures
-    best = None
+    known, own = services.hooks.values(), own_peak_mib(session.backend)
+    memory, device_memory = (
+        max(known.get(name, 0.0), mib)
+        for name, mib in zip((PEAK_MEMORY, PEAK_DEVICE_MEMORY), own, strict=True)
+    )
+    newest, failures, best = saver.newest, saver.failures, None
     with suppress(OSError):
-        best = session.services.saver.best()
+        best = saver.best()
     save_error = failures[-1] if failures else None
     if newest is not None and verified:
         written, newest = newest, newest_verified(newest.parent)
@@ -221,7 +213,7 @@ def summarise(session: Session, status: str, problem: str | None, verified: bool
             save_error = f"{written} was written, and is damaged or no longer there"
     checkpoint = None if newest is None else str(newest)
     if session.is_remote:
-        checkpoint, problem_there = published(session.services.saver)
+        checkpoint, problem_there = published(saver)
         save_error = save_error or problem_there
     summary = Summary(
         status=status,
@@ -232,9 +224,9 @@ def summarise(session: Session, status: str, problem: str | None, verified: bool
         samples=session.state.progress.samples,
         epochs=round(session.epoch, 6),
         seconds=round(seconds, 3),
-        samples_per_second=round(median(session.services.speeds or [0.0]), 1),
+        samples_per_second=round(median(services.speeds or [0.0]), 1),
         final=session.state.last_eval,
-        run_dir=session.location_of(session.services.run_dir),
+        run_dir=session.location_of(services.run_dir),
         checkpoint=checkpoint,
         best_checkpoint=session.location_of(best) if best is not None else None,
         bad_samples=session.data.skipped.count,
@@ -245,8 +237,8 @@ def summarise(session: Session, status: str, problem: str | None, verified: bool
         eval_sets=[name for name in sets_of(session.data.evaluation) if name],
         changes=session.state.changes,
         paused_seconds=round(session.state.paused_seconds, 3),
-        peak_memory_mib=round(memory[0], 1),
-        peak_device_memory_mib=round(memory[1], 1),
+        peak_memory_mib=round(memory, 1),
+        peak_device_memory_mib=round(device_memory, 1),
     )
     return with_save_error(session, summary, None) if verified else summary
 
@@ -259,21 +251,22 @@ class Ending:
     problem: str | None  # why; None if nothing is wrong
     error: BaseException  # what this worker ends with
 
-
-def ending_of(error: BaseException, session: Session, explain: Callable[[], WatchEvent | None]) -> Ending:
-    """Return how training ends with what was raised in it. Local: no collective."""
-    if isinstance(error, Interrupted):
-        return Ending("stopped", f"interrupted by {error}", error)
-    if isinstance(error, PeerLostError):
-        error = name_lost_worker(error, explain)
-    if not isinstance(error, HvdtrainError):
+    @classmethod
+    def of(cls, error: BaseException, session: Session, explain: Callable[[], WatchEvent | None]) -> "Ending":
+        """Return how training ends with what was raised in it. Local: no collective."""
+        if isinstance(error, Interrupted):
+            return cls("stopped", f"interrupted by {error}", error)
+        if isinstance(error, PeerLostError):
+            error = name_lost_worker(error, explain)
+        if isinstance(error, HvdtrainError):
+            return cls("failed", error.problem, error)
         if isinstance(error, ENDINGS):
-            return Ending("failed", None, error)
-        doing, cause = f"training failed {where_it_stood(session)}", error
+            return cls("failed", None, error)
+        doing = f"training failed {where_it_stood(session)}"
         lack = lack_of_memory(error, doing, session.memory.own)
-        error = lack or WorkerFailure(f"{doing}: {where_raised(error)}")
-        error.__cause__ = cause
-    return Ending("failed", error.problem, error)
+        named = lack or WorkerFailure(f"{doing}: {where_raised(error)}")
+        named.__cause__ = error
+        return cls("failed", named.problem, named)
 
 
 @contextmanager
@@ -288,7 +281,7 @@ def early_end_reported(
     try:
         yield
     except BaseException as error:
-        ending = ending_of(error, session, explain)
+        ending = Ending.of(error, session, explain)
         if isinstance(ending.error, HvdtrainError):
             inform(ending.error)
         with errors_noted(session.services.report):
@@ -312,15 +305,13 @@ def errors_noted(report: Report) -> Iterator[None]:
 
 def report_early_end(session: Session, signals: Signals, ending: Ending) -> None:
     """Report how training ends before it is done, in a job with fixed workers. Local: no collective."""
+    services, workers = session.services, session.backend.workers
     if isinstance(ending.error, Interrupted):
-        with errors_noted(session.services.report):
-            session.services.saver.finish(LAST_SAVE_SECONDS)  # the summary then names what is being written
-        if session.services.saver.newest is None:
-            session.services.report.say("no checkpoint was saved")
-    workers = session.backend.workers
-    problem = exchange_cause(
-        session.services.run_dir, workers.rank, workers.host, ending.problem, ending.error
-    )
+        with errors_noted(services.report):
+            services.saver.finish(LAST_SAVE_SECONDS)  # the summary then names what is being written
+        if services.saver.newest is None:
+            services.report.say("no checkpoint was saved")
+    problem = exchange_cause(services.run_dir, workers.rank, workers.host, ending.problem, ending.error)
     report_end(session, ending.status, problem, signals, in_order=False)
 
 

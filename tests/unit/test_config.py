@@ -208,9 +208,8 @@ def test_typed_options_are_the_fields_and_take_their_values():
     [
         ("epochs: 1\nseed: 2\nepochs: 3\n", "line 3, column 1: the key 'epochs' is given a second time"),
         ("a:\n  b: 1\n  c: 2\n  b: 3\n", "line 4, column 3: the key 'b' .* first is in line 2"),
-        ("a: &x 1\nb: *x\n", "line 2, column 4: an alias: write the value out"),
     ],
 )
-def test_a_key_that_is_given_twice_and_an_alias_are_refused(text, said):
+def test_a_key_that_is_given_twice_is_refused(text, said):
     with pytest.raises(ConfigError, match=f"run.yaml is not valid YAML at {said}"):
         parse_yaml(text, "run.yaml")

@@ -1,13 +1,10 @@
 """Options that change nothing are said, if the user set them."""
 
-import numpy as np
 import pytest
 
 from hvdtrain.config import Layer
 from hvdtrain.config.layers import resolve
-from hvdtrain.data.datasets import as_dataset
-from hvdtrain.errors import ConfigError
-from hvdtrain.jobs.opening.limits import check_batch_sizes, unreached_parts, unused_options
+from hvdtrain.jobs.opening.limits import unreached_parts, unused_options
 from hvdtrain.jobs.opening.start import given_fields
 from hvdtrain.training_plan import TrainingPlan
 
@@ -82,12 +79,3 @@ def test_what_the_training_does_not_reach_is_noted(fields, said):
     found = list(unreached_parts(config, TrainingPlan.of(config, 1, 100)))
     assert len(found) == bool(said)
     assert said in "".join(found)
-
-
-@pytest.mark.parametrize("field", ["global_batch_size", "eval_batch_size"])
-def test_a_batch_far_beyond_the_data_is_refused_on_every_worker(field):
-    config = resolve([TASK, Layer("options", {"epochs": 1, field: 10**8})])
-    data = as_dataset({"inputs": np.zeros((3, 2)), "targets": np.zeros(3)})
-    with pytest.raises(ConfigError, match=f"{field}: a batch of all workers has 100,000,000") as caught:
-        check_batch_sizes(config, TrainingPlan.of(config, 1, 3), data, data)
-    assert caught.value.everywhere

@@ -1,4 +1,4 @@
-"""What of a config cannot be meant: batches and lengths that are refused, options that change nothing."""
+"""What of a config cannot be meant: metrics and rates that are refused, options that change nothing."""
 
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -8,7 +8,7 @@ from hvdtrain.backends.objective.objective import REGULARIZATION_LOSS
 from hvdtrain.backends.records import OwnRates
 from hvdtrain.config import Config
 from hvdtrain.config.values import senders
-from hvdtrain.data.eval_sets import metric_prefixes, sets_of
+from hvdtrain.data.eval_sets import metric_prefixes
 from hvdtrain.early_stopping import SEPARATOR
 from hvdtrain.errors import ConfigError, TaskError
 from hvdtrain.host.frameworks import FRAMEWORKS
@@ -80,29 +80,6 @@ def learning_rate_of(config: Config, own: OwnRates | None) -> float:
             everywhere=True,
         )
     return rate
-
-
-_MOST_PASSES = 1000  # over the data in one batch
-_ALWAYS_ALLOWED = 65_536  # samples in a batch, however small the data are
-
-
-def check_batch_sizes(
-    config: Config, plan: TrainingPlan, train_data: Any = None, eval_data: Any = None
-) -> None:
-    """Check that batches are in proportion to the data."""
-    of_training = "global_batch_size" if config.global_batch_size else "batch_size"
-    checked = [] if train_data is None else [(of_training, plan.batch.global_batch, train_data)]
-    if config.eval_batch_size is not None:
-        sets = sets_of(eval_data).values()
-        checked += [("eval_batch_size", plan.eval_batch.global_batch, one) for one in sets]
-    for field, samples, dataset in checked:
-        if samples > (most := max(_MOST_PASSES * len(dataset), _ALWAYS_ALLOWED)):
-            raise ConfigError(
-                f"{field}: a batch of all workers has {samples:,} samples, for data of size "
-                f"{len(dataset):,}; at most {most:,} are allowed",
-                f"Lower {field}: such a batch holds each sample many times, or padding.",
-                everywhere=True,
-            )
 
 
 def unreached_parts(config: Config, plan: TrainingPlan) -> Iterator[str]:

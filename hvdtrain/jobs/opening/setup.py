@@ -42,7 +42,6 @@ from hvdtrain.jobs.opening.data_sets import (
 )
 from hvdtrain.jobs.opening.dry_run import share_findings
 from hvdtrain.jobs.opening.limits import (
-    check_batch_sizes,
     check_metrics,
     learning_rate_of,
     unreached_parts,
@@ -139,8 +138,7 @@ def _check_plan(config: Config, backend: Backend, task_data: TaskData) -> None:
     if config.stages > 1:
         Layout.of(workers, config.stages)
     replicas = WorkerPlace(workers, config.stages).replicas
-    plan = TrainingPlan.of(config, replicas, len(task_data.train_data), most=most_workers(workers))
-    check_batch_sizes(config, plan, task_data.train_data, task_data.eval_data)
+    TrainingPlan.of(config, replicas, len(task_data.train_data), most=most_workers(workers))
 
 
 def build_together(

@@ -41,7 +41,6 @@ from hvdtrain.jobs.opening.data_identity import (
     words_for,
 )
 from hvdtrain.jobs.opening.data_sets import align_columns, streams_of
-from hvdtrain.jobs.opening.limits import check_batch_sizes
 from hvdtrain.jobs.opening.setup import build_together, new_task, open_data
 from hvdtrain.jobs.opening.start import JobSpec, check_alone, handshake, prepare, started
 from hvdtrain.jobs.run_directory.folder import CHECKPOINTS
@@ -215,7 +214,6 @@ def open_run(
         services=Services(Report(), found.run_dir),
         state=RunState(Progress(found.manifest.step, found.manifest.samples)),
     )
-    check_batch_sizes(job.config, session.plan(), eval_data=data)
     return OpenRun(task, name, session, found, is_ema, (*identity.notes, *notes))
 
 
