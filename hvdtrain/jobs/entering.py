@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hvdtrain.backends.base import Backend
 from hvdtrain.backends.hooks import Activities, Clock, LoopHook, LoopHooks, MemoryPeak
@@ -16,6 +16,7 @@ from hvdtrain.config import Config
 from hvdtrain.data.readers import Readers
 from hvdtrain.data.training_data import TrainingData, readers_for
 from hvdtrain.errors import TaskError
+from hvdtrain.host.launcher import open_console
 from hvdtrain.jobs.failures import Signals
 from hvdtrain.jobs.opening.dry_run import Dry, try_out
 from hvdtrain.jobs.opening.setup import TrainingRun
@@ -25,7 +26,8 @@ from hvdtrain.jobs.run_directory.folder import CHECKPOINTS, end_uploads, open_ru
 from hvdtrain.jobs.run_directory.provenance import keep, provenance_of
 from hvdtrain.jobs.track import agree_on_id, trackers_of
 from hvdtrain.reporting.index_trace import IndexTrace
-from hvdtrain.reporting.report import Report
+from hvdtrain.reporting.report import Report, report_of_others
+from hvdtrain.reporting.run_report import RunReport
 from hvdtrain.schedule import TrainingProgress
 from hvdtrain.session import RunState, Services, Session, versions_with
 from hvdtrain.storage.files import run_folder
@@ -33,9 +35,6 @@ from hvdtrain.task import GivenTask
 from hvdtrain.workers.agreement import Workers
 from hvdtrain.workers.seeding import seed_host_generators
 from hvdtrain.workers.user_errors import task_errors
-
-if TYPE_CHECKING:
-    from hvdtrain.checkpoints.remote.run_store import RunStore
 
 # a tool, which is imported only where it is used
 _PROFILE = "hvdtrain.tools.profile.step_profile"
@@ -134,7 +133,7 @@ def hooks_of(session: Session) -> LoopHooks:
 
 def open_services(run: TrainingRun, session: Session, point: ResumePoint) -> None:
     """Collective. Make the run directory, or cut it back to the start, and the session's report and saver."""
-    config, workers = run.config, run.backend.workers
+    config, workers, services = run.config, run.backend.workers, session.services
     provenance = None
     if workers.rank == 0:
         versions = versions_with(run.backend)
@@ -144,50 +143,56 @@ def open_services(run: TrainingRun, session: Session, point: ResumePoint) -> Non
         provenance = provenance_of(config, run.hosts, versions, is_instance)
     known, in_place = session.state.tracking_id, point.resumed_step is not None
     session.state.tracking_id = tracking_id = agree_on_id(config, workers, known, in_place)
-    session.services.report, session.services.run_dir = open_run(
+
+    def make_report(run_dir: Path) -> RunReport:
+        facts: dict[str, Any] = {"changes": point.changes, "origin": point.origin, "provenance": provenance}
+        trackers = trackers_of(config, run_dir, tracking_id, hosts=run.hosts, **facts)
+        return report_of(run, session, run_dir, point.resumed_step, trackers)
+
+    services.run_dir, report = open_run(
         config,
         workers,
         point.resumed_step,
-        run.callbacks,
-        run.context(),
         lock=run.lock,
-        lost_lease=session.services.lost_lease,
         provenance=provenance,
-        new_reporters=trackers_of(
-            config, tracking_id, run.hosts, point.changes, origin=point.origin, provenance=provenance
-        ),
+        make_report=make_report,
     )
+    context = replace(run.context(), run_dir=services.run_dir)
+    services.report = report or report_of_others(context, run.callbacks)
     if provenance is not None:
-        source = point.source if point.manifest is not None else None
-        source_dir = None if source is None else source.run_dir
-        run.notes_on_task[:] = keep(provenance, session.services.run_dir, point.progress.step, source_dir)
-    session.services.saver = Saver()
+        source_dir = point.source.run_dir if point.source and point.manifest else None
+        run.notes_on_task[:] = keep(provenance, services.run_dir, point.progress.step, source_dir)
+    services.saver = Saver()
     if workers.rank == 0:
-        parameters = list(run.model.parameter_shapes)
-        session.services.saver = saver_of(session, parameters, point.newest, point.values, run.store)
+        services.saver = saver_of(run, session, point.newest, point.values)
         if run.store is not None:
             run.store.start(point.resumed_step)
 
 
+def report_of(
+    run: TrainingRun, session: Session, run_dir: Path, resumed_step: int | None, trackers: Sequence[Any]
+) -> RunReport:
+    """Return the report of rank 0. Local."""
+    context = replace(run.context(), rank=0, workers=session.backend.workers.size, run_dir=run_dir)
+    lost = {"lost_lease": session.services.lost_lease, "lost_lock": run.lock.lost}
+    return RunReport(open_console(), context, resumed_step, run.callbacks, reporters=trackers, **lost)
+
+
 def saver_of(
-    session: Session,
-    parameters: Sequence[str],
-    newest: Path | None,
-    values: Mapping[Path, float | None],
-    store: "RunStore | None" = None,
+    run: TrainingRun, session: Session, newest: Path | None, values: Mapping[Path, float | None]
 ) -> BackgroundSaver:
-    """Return the saver of rank 0; ``BackgroundSaver`` has the meaning of what it is given."""
-    config, folder = session.config, session.services.run_dir / CHECKPOINTS
+    """Return the saver of rank 0; ``BackgroundSaver`` has the meaning of what it is given. Local."""
+    config, services = session.config, session.services
     return BackgroundSaver(
-        folder,
-        session.services.report,
+        services.run_dir / CHECKPOINTS,
+        services.report,
         keep_last=config.keep_last,
         best=config.keep_best,
         stop_on_error=config.on_save_error == "stop",
         newest=newest,
         values=values,
-        parameters=parameters,
-        store=store,
+        parameters=list(run.model.parameter_shapes),
+        store=run.store,
     )
 
 

@@ -34,33 +34,30 @@ def agree_on_id(config: Config, workers: Workers, known: str | None, in_place: b
 
 def trackers_of(
     config: Config,
+    run_dir: Path,
     tracking_id: str | None,
-    hosts: Sequence[str],
-    changes: Sequence[str] = (),
     *,
+    hosts: Sequence[str] = (),
+    changes: Sequence[str] = (),
     origin: str = "",
     done: int | None = None,
     provenance: Provenance | None = None,
-) -> Callable[[Path], Sequence[JobTracking]]:
-    """Return what makes the callback that has the run sent; it makes none if no tracker is sent anything."""
+) -> list[JobTracking]:
+    """Return the callback that has the run sent; none if no tracker is sent anything."""
     names = senders(config.track)
     if not names or tracking_id is None:
-        return lambda run_dir: ()
-
-    def make(run_dir: Path) -> Sequence[JobTracking]:
-        facts: dict[str, Any] = {"framework": config.framework, "hosts": list(hosts) or [host_name()]}
-        code = provenance or provenance_of(config, hosts, {}, is_instance=False)
-        facts["command"] = shlex.join(code.record["command"])
-        if code.task_file:
-            facts |= {"task_file": code.task_file["path"], "task_sha256": code.task_file["sha256"]}
-        if commit := code.record["commit"]:
-            state = {True: "yes", False: "no", None: "unknown"}[code.record["dirty"]]
-            facts |= {"commit": commit, "uncommitted_changes": state}
-        found = {"changes": list(changes) or None, "resumed_from": origin or None, "step": done}
-        facts |= {name: value for name, value in found.items() if value is not None}
-        return [JobTracking(names, run_dir, tracking_id, facts, config.track_checkpoints)]
-
-    return make
+        return []
+    code = provenance or provenance_of(config, hosts, {}, is_instance=False)
+    facts: dict[str, Any] = {"framework": config.framework, "hosts": list(hosts) or [host_name()]}
+    facts["command"] = shlex.join(code.record["command"])
+    if code.task_file:
+        facts |= {"task_file": code.task_file["path"], "task_sha256": code.task_file["sha256"]}
+    if commit := code.record["commit"]:
+        state = {True: "yes", False: "no", None: "unknown"}[code.record["dirty"]]
+        facts |= {"commit": commit, "uncommitted_changes": state}
+    found = {"changes": list(changes) or None, "resumed_from": origin or None, "step": done}
+    facts |= {name: value for name, value in found.items() if value is not None}
+    return [JobTracking(names, run_dir, tracking_id, facts, config.track_checkpoints)]
 
 
 def track_runs(

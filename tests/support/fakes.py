@@ -4,7 +4,7 @@ import threading
 import zlib
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import fields
+from dataclasses import fields, replace
 from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
@@ -14,16 +14,21 @@ from hvdtrain.backends.objective.stateful_metrics import Samples
 from hvdtrain.backends.records import BackendInfo, DeviceMemory, DryRun, ModelInfo, StatePart
 from hvdtrain.backends.replica_state import ReplicaState
 from hvdtrain.backends.step_metrics import NO_SIGNALS, ControlFlags, StepMetrics, findings
+from hvdtrain.callbacks import RunContext
 from hvdtrain.config import Config
 from hvdtrain.data.datasets import ArrayDataset
 from hvdtrain.data.feed import HostBatch
 from hvdtrain.data.training_data import TrainingData
 from hvdtrain.errors import TaskError
+from hvdtrain.host.launcher import open_console
 from hvdtrain.jobs.entering import hooks_of
 from hvdtrain.jobs.opening.setup import TaskData, TrainingRun
 from hvdtrain.jobs.opening.start import JobSpec
+from hvdtrain.jobs.run_directory.folder import open_run
+from hvdtrain.jobs.run_directory.lock import RunLock
 from hvdtrain.loop import run
-from hvdtrain.reporting.report import Report
+from hvdtrain.reporting.report import Report, report_of_others
+from hvdtrain.reporting.run_report import RunReport
 from hvdtrain.session import RunState, Services, Session
 from hvdtrain.workers.agreement import run_on_rank_zero
 from hvdtrain.workers.wire import decode, encode
@@ -374,6 +379,20 @@ def given_run(config, backend, data_size: int = 100) -> TrainingRun:
     """Return a run with data of a size, before it is found where it starts from."""
     data = TaskData(None, range(data_size), None, {})
     return TrainingRun(JobSpec(config, None, "", {}), backend, data, None)
+
+
+def open_directory(config, workers, resumed_step=None, callbacks=(), *, context=None, lock=None):
+    """Open a run directory as a job does; return this rank's report and the directory."""
+    context, lock = context or RunContext(workers.rank, workers.size, config), lock or RunLock()
+
+    def make_report(path):
+        given = replace(context, run_dir=path)
+        return RunReport(open_console(), given, resumed_step, callbacks, lost_lock=lock.lost)
+
+    path, report = open_run(
+        config, workers, resumed_step, lock=lock, provenance=None, make_report=make_report
+    )
+    return report or report_of_others(replace(context, run_dir=path), callbacks), path
 
 
 def make_loop_session(tmp_path, backend=None, eval_size=0, train_size=10, **fields) -> Session:

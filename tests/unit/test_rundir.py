@@ -4,12 +4,11 @@ import json
 import re
 
 import pytest
-from support.fakes import on_every_rank
+from support.fakes import on_every_rank, open_directory
 
 from hvdtrain.config import Config
 from hvdtrain.config.layers import read_file, resolve
 from hvdtrain.errors import ConfigError, EnvironmentFault
-from hvdtrain.jobs.run_directory.folder import open_run
 
 
 @pytest.fixture(autouse=True)
@@ -24,7 +23,7 @@ def config(**fields: object) -> Config:
 
 def refused(size: int = 3, **fields: object) -> Exception:
     """Give the error that every rank must raise alike."""
-    outcomes = on_every_rank(["here"] * size, lambda workers: open_run(config(**fields), workers))
+    outcomes = on_every_rank(["here"] * size, lambda workers: open_directory(config(**fields), workers))
     assert len({(type(outcome), str(outcome)) for outcome in outcomes}) == 1
     assert all(outcome.everywhere for outcome in outcomes)
     return outcomes[-1]
@@ -72,7 +71,7 @@ def earlier(folder):
 def gone_on(size: int, step: int, **fields: object) -> list[tuple]:
     """Open the earlier run on every rank, to go on from a step; closes the reports."""
     outcomes = on_every_rank(
-        ["here"] * size, lambda workers: open_run(config(run_dir="run", **fields), workers, step)
+        ["here"] * size, lambda workers: open_directory(config(run_dir="run", **fields), workers, step)
     )
     for outcome in outcomes:
         assert isinstance(outcome, tuple), outcome
@@ -98,7 +97,7 @@ def test_a_run_that_starts_anew_in_its_directory_moves_its_logs_away(earlier):
 def test_logs_that_cannot_be_cut_are_named_on_every_rank(earlier):
     (earlier / "metrics.jsonl").unlink()
     (earlier / "metrics.jsonl").mkdir()
-    outcomes = on_every_rank(["here"] * 2, lambda workers: open_run(config(run_dir="run"), workers, 2))
+    outcomes = on_every_rank(["here"] * 2, lambda workers: open_directory(config(run_dir="run"), workers, 2))
     assert [type(outcome) for outcome in outcomes] == [EnvironmentFault] * 2
     assert "metrics.jsonl" in str(outcomes[1])
     assert (earlier / "summary.json").read_text() == "{}"

@@ -12,7 +12,7 @@ from typing import ClassVar
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.fakes import FakeBackend, FakeWorkers, make_loop_session, on_every_rank
+from support.fakes import FakeBackend, FakeWorkers, make_loop_session, on_every_rank, open_directory
 from support.states import make_record, make_state
 from support.watching import Watched, records, run_context
 
@@ -22,7 +22,6 @@ from hvdtrain.checkpoints.saver import Saver
 from hvdtrain.config import Config
 from hvdtrain.errors import EnvironmentFault
 from hvdtrain.jobs.elastic.world_state import hand_over_run, report_change, take_over_run
-from hvdtrain.jobs.run_directory.folder import open_run
 from hvdtrain.jobs.run_directory.lock import RunLock
 from hvdtrain.metrics import StepInfo
 from hvdtrain.reporting.lock_state import LOCK_FILE
@@ -60,12 +59,13 @@ class Worker:
         context = run_context(run_dir, rank=rank)
         model = SimpleNamespace(parameter_shapes={})
         self.run = SimpleNamespace(context=lambda: context, callbacks=callbacks, lock=lock, model=model)
+        self.run.store = None
         own = [callback for callback in callbacks if callback.every_rank]
         self.session.services.report = Report(context, own) if own else Report()
         if rank == 0:
             single = FakeWorkers(0, ["here"], threading.Barrier(1), [b""])
-            self.session.services.report, _ = open_run(
-                self.session.config, single, None, callbacks, context, lock=lock
+            self.session.services.report, _ = open_directory(
+                self.session.config, single, None, callbacks, context=context, lock=lock
             )
         self.session.services.report.on_start(25, 0)
 
@@ -364,7 +364,7 @@ def test_hosts_that_do_not_see_the_directory_are_named(run_dir, tmp_path):
         if workers.rank:  # its host has another disk
             lock.is_of_job = lambda path: workers.rank == 1
         fields = {"framework": "torch", "epochs": 1, "run_dir": str(run_dir)}
-        report, _ = open_run(Config(**fields), workers, lock=lock)
+        report, _ = open_directory(Config(**fields), workers, lock=lock)
         report.close()
         return lock.note
 

@@ -14,8 +14,7 @@ from hvdtrain.config import Config
 from hvdtrain.data.eval_sets import sets_of
 from hvdtrain.data.training_data import SkippedSamples
 from hvdtrain.errors import EnvironmentFault
-from hvdtrain.host.launcher import open_console
-from hvdtrain.jobs.entering import saver_of
+from hvdtrain.jobs.entering import report_of, saver_of
 from hvdtrain.jobs.failures import forget_causes
 from hvdtrain.jobs.opening.setup import TrainingRun, model_values
 from hvdtrain.jobs.opening.start import common_values
@@ -197,20 +196,13 @@ def _open_again(run: TrainingRun, session: Session, world: World) -> list[str]:
     newest = kept[-1] if kept else None
     values = {} if best is None else verification.values_in(folder, best.metric, step)
     old, moved = session.services.report, f"rank 0 is on {world.host} from here on"
-    session.services.report = report = RunReport(
-        open_console(),
-        replace(run.context(), rank=0, workers=world.size, run_dir=path),
-        first - 1,
-        run.callbacks,
-        lost_lease=session.services.lost_lease,
-        lost_lock=lock.lost,
-        reporters=trackers_of(session.config, session.state.tracking_id, [], [moved], done=step)(path),
-    )
+    trackers = trackers_of(session.config, path, session.state.tracking_id, changes=[moved], done=step)
+    session.services.report = report = report_of(run, session, path, first - 1, trackers)
     (path / SUMMARY_FILE).unlink(missing_ok=True)
     report.append(missing)
     again = [record for record in (*tail, *missing) if record["step"] >= first]
     report.add_events(sorted(again, key=lambda record: int(record["step"])))
-    session.services.saver = saver_of(session, list(run.model.parameter_shapes), newest, values)
+    session.services.saver = saver_of(run, session, newest, values)
     report.go_on_from(old, session.plan().steps, step)
     return [*notes, *set_aside]
 

@@ -1,21 +1,19 @@
 """The run directory, which rank 0 makes and writes into, also at a URL, and the report of each rank."""
 
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from hvdtrain.callbacks import RunContext
 from hvdtrain.checkpoints import verification
 from hvdtrain.checkpoints.remote import fetched
 from hvdtrain.checkpoints.saver import Saver
 from hvdtrain.checkpoints.storage import Checkpoint
 from hvdtrain.config import Config
 from hvdtrain.errors import ConfigError, EnvironmentFault
-from hvdtrain.host.launcher import is_elastic, open_console
+from hvdtrain.host.launcher import is_elastic
 from hvdtrain.jobs.compatibility import Job, check
 from hvdtrain.jobs.failures import Signals, forget_causes
 from hvdtrain.jobs.run_directory.lock import RunLock
@@ -24,7 +22,7 @@ from hvdtrain.reporting.index_trace import INDICES, trace_files
 from hvdtrain.reporting.jsonl import AppendFile, sync_folder, write_whole
 from hvdtrain.reporting.lock_state import LOCK_FILE
 from hvdtrain.reporting.records import cut_log
-from hvdtrain.reporting.report import METRICS_FILE, SUMMARY_FILE, Report, report_of_others
+from hvdtrain.reporting.report import METRICS_FILE, SUMMARY_FILE, Report
 from hvdtrain.reporting.run_report import RunReport
 from hvdtrain.session import Session
 from hvdtrain.storage.files import check_link, run_folder
@@ -41,32 +39,20 @@ CHECKPOINTS = "checkpoints"
 def open_run(
     config: Config,
     workers: Workers,
-    resumed_step: int | None = None,
-    callbacks: Sequence[Any] = (),
-    context: RunContext | None = None,
+    resumed_step: int | None,
     *,
-    lock: RunLock | None = None,
-    lost_lease: Callable[[], str] = lambda: "",
-    provenance: Provenance | None = None,
-    new_reporters: Callable[[Path], Sequence[Any]] = lambda path: (),
-) -> tuple[Report, Path]:
-    """Collective. Make the run directory, or cut one back; return this rank's report and the directory."""
-    context = context or RunContext(workers.rank, workers.size, config)
-    report: Report = Report()
+    lock: RunLock,
+    provenance: Provenance | None,
+    make_report: Callable[[Path], RunReport],
+) -> tuple[Path, RunReport | None]:
+    """Collective. Make the run directory, or cut one back; return it, and rank 0's report on rank 0."""
+    report: RunReport | None = None
 
     def prepare() -> Path:
         nonlocal report
         try:
             path = _make_or_cut_back(config, resumed_step, lock, provenance)
-            report = RunReport(
-                open_console(),
-                replace(context, run_dir=path),
-                resumed_step,
-                callbacks,
-                lost_lease=lost_lease,
-                lost_lock=lock.lost if lock is not None else lambda: "",
-                reporters=new_reporters(path),
-            )
+            report = make_report(path)
             (path / SUMMARY_FILE).unlink(missing_ok=True)  # last: until here, the run before is as it was
         except OSError as error:
             raise EnvironmentFault(f"cannot make the run directory: {error}") from None
@@ -74,18 +60,17 @@ def open_run(
 
     try:
         path = run_on_rank_zero(workers, prepare)
-        if lock is not None and lock.job:
+        if lock.job:
             lock.note = lock.note or _note_on_sharing(workers, path, lock)
     except BaseException:
-        report.close()
+        if report is not None:
+            report.close()
         raise
-    if workers.rank != 0:
-        report = report_of_others(replace(context, run_dir=path), callbacks)
-    return report, path
+    return path, report
 
 
 def _make_or_cut_back(
-    config: Config, resumed_step: int | None, lock: RunLock | None, provenance: Provenance | None
+    config: Config, resumed_step: int | None, lock: RunLock, provenance: Provenance | None
 ) -> Path:
     """Make the run directory, or cut one back to where training resumes; lock it, and write the config."""
     path = _make_new(config) if config.run_dir is None else run_folder(config.run_dir)
@@ -94,8 +79,7 @@ def _make_or_cut_back(
     sync_folder(path.parent)
     if resumed_step is None and not (path / LOCK_FILE).exists():
         _check_is_free(path)  # and leave what is there as it was
-    if lock is not None:
-        lock.acquire(path)
+    lock.acquire(path)
     if resumed_step is None:
         _check_is_free(path)
     if (path / METRICS_FILE).exists():  # nothing changes in a directory that cannot be written
