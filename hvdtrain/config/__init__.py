@@ -7,19 +7,7 @@ from typing import Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from hvdtrain.config.values import (
-    CompressionField,
-    EveryField,
-    FrameworkField,
-    MetricGoalField,
-    OverlapField,
-    ParameterGroup,
-    Patterns,
-    StepsField,
-    TimeField,
-    TrackersField,
-    expand_place,
-)
+from hvdtrain.config import values as kinds
 from hvdtrain.config.yaml_reader import write_yaml
 from hvdtrain.early_stopping import MetricGoal
 from hvdtrain.schedule import Cadence
@@ -47,14 +35,14 @@ class Config(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True, allow_inf_nan=False)
 
     # fmt: off
-    framework: FrameworkField = _option("Framework to use: PyTorch or TensorFlow.")
+    framework: kinds.FrameworkField = _option("Framework to use: PyTorch or TensorFlow.")
     task: str = _option("Built-in task, or package.module:Task, or path/to/file.py:Task.", "digits")
     task_options: dict[str, Any] = _option("Keyword arguments of the task's constructor.", {})
 
     epochs: float | None = _option(
         "Number of epochs to train; 10 if neither epochs nor steps is given.", None, gt=0, le=10**9)
     steps: int | None = _option("Number of steps to train, in place of --epochs.", None, gt=0, le=10**12)
-    max_time: TimeField | None = _option(
+    max_time: kinds.TimeField | None = _option(
         "How long to train, such as 30m, 2h or 1d12h: then the run stops after a step with exit code 75, as "
         "after SIGTERM, and --resume continues it. A number is seconds.", None)
     batch_size: int = _option("Samples per worker and micro-batch.", 32, gt=0, le=10**9)
@@ -92,7 +80,7 @@ class Config(BaseModel):
         "Factor by which the step schedule multiplies the learning rate.", 0.1, gt=0)
     lr_cycle_epochs: float = _option(
         "Length of one cycle of cyclic and cosine_restarts, in epochs.", 2.0, gt=0)
-    plateau_metric: MetricGoalField = _option(
+    plateau_metric: kinds.MetricGoalField = _option(
         "Evaluation metric that the plateau schedule watches; written as for "
         "keep_best.", MetricGoal.parse("loss"))
     plateau_patience: int = _option(
@@ -108,17 +96,17 @@ class Config(BaseModel):
         "Weight decay: L2 for sgd and lars, decoupled for adamw and lamb.", 0.0, ge=0)
     decay_norms_and_biases: bool = _option(
         "Apply the weight decay also to biases and to the parameters of norms.", True)
-    parameter_groups: tuple[ParameterGroup, ...] = _option(
+    parameter_groups: tuple[kinds.ParameterGroup, ...] = _option(
         "Options of parameters by name, as a list of mappings with match, learning_rate_factor, "
         "weight_decay, frozen; the first pattern that matches counts.", ())
     adam_beta1: float = _option("First-moment decay of adamw and lamb.", 0.9, ge=0, lt=1)
     adam_beta2: float = _option("Second-moment decay of adamw and lamb.", 0.999, ge=0, lt=1)
     adam_epsilon: float = _option("Epsilon of adamw and lamb.", 1e-8, gt=0)
     clip_norm: float | None = _option("Clip the averaged gradient to this global norm.", None, gt=0)
-    compression: CompressionField = _option(
+    compression: kinds.CompressionField = _option(
         "Gradient compression for the all-reduce: none, fp16, bf16, or powersgd:RANK for matrices of low "
         "rank.", "none")
-    overlap: OverlapField = _option(
+    overlap: kinds.OverlapField = _option(
         "Send gradients in parts while the backward pass computes others; auto: on a GPU, and between "
         "hosts.", "auto")
     shard: Literal["none", "optimizer", "gradients"] = _option(
@@ -146,7 +134,7 @@ class Config(BaseModel):
     ema_decay: float | None = _option(
         "Decay per step of a moving average of the weights, which is evaluated and "
         "exported.", None, gt=0, lt=1)
-    early_stopping: MetricGoalField | None = _option(
+    early_stopping: kinds.MetricGoalField | None = _option(
         "Stop when this evaluation metric no longer improves; written as for keep_best.", None)
     early_stopping_patience: int = _option(
         "Evaluations in a row without improvement after which training stops.", 3, gt=0)
@@ -182,22 +170,22 @@ class Config(BaseModel):
     init: str | None = _option(
         "Checkpoint or run directory, or the URL of one, to load the weights from; training starts at step "
         "0.", None)
-    init_only: Patterns = _option(
+    init_only: kinds.Patterns = _option(
         "Patterns of portable names: of init's weights only those that match one are loaded; the rest keeps "
         "its initial values.", ())
-    init_skip: Patterns = _option(
+    init_skip: kinds.Patterns = _option(
         "Patterns of portable names: of init's weights those that match one are not loaded.", ())
-    save_every: EveryField | None = _option(
+    save_every: kinds.EveryField | None = _option(
         "Interval between checkpoints, in addition to one at the end; null: only at the "
         "end.", Cadence(1.0, "epochs"))
     keep_last: int | None = _option("Number of newest checkpoints to keep; null: all.", 3, gt=0)
-    keep_best: MetricGoalField | None = _option(
+    keep_best: kinds.MetricGoalField | None = _option(
         "Evaluation metric whose best checkpoint is saved and kept too; NAME:min or NAME:max if the name "
         "does not tell whether lower or higher is better.", None)
     on_save_error: Literal["warn", "stop"] = _option(
         "What to do if a checkpoint cannot be written: warn and retry at the next save, or stop.", "warn")
-    log_every: EveryField = _option("Interval between log entries.", Cadence(10))
-    eval_every: EveryField | None = _option(
+    log_every: kinds.EveryField = _option("Interval between log entries.", Cadence(10))
+    eval_every: kinds.EveryField | None = _option(
         "Interval between evaluations, in addition to one at the end; null: only at the "
         "end.", Cadence(1.0, "epochs"))
     check_replicas_every: int = _option("Steps between comparisons of the workers' parameters.", 1000, gt=0)
@@ -205,11 +193,11 @@ class Config(BaseModel):
         "Seconds after which a worker that does not answer, or makes no progress while others wait, ends the "
         "job; 10 times as long for saves, evaluations and the like. 0: no limit.", 120, ge=0, le=604800)
     trace_indices: bool = _option("Write the indices that each worker trains on to RUN_DIR/indices/.", False)
-    profile: StepsField | None = _option(
+    profile: kinds.StepsField | None = _option(
         "Steps to record on every worker, such as 20-24, for a trace and the largest costs in "
         "RUN_DIR/profile/.", None)
 
-    track: TrackersField = _option(
+    track: kinds.TrackersField = _option(
         "Trackers that the run is sent to while it trains: mlflow, wandb, or tensorboard, which adds the "
         "config to the event file; several with commas.", ())
     track_checkpoints: bool = _option(
@@ -220,7 +208,7 @@ class Config(BaseModel):
     @classmethod
     def _expand(cls, value: object, info: Any) -> object:
         """Expand ``~`` and environment variables; ``task`` may name a file."""
-        return expand_place(info.field_name, value)
+        return kinds.expand_place(info.field_name, value)
 
     @field_validator("stall_timeout")
     @classmethod
@@ -252,8 +240,8 @@ class Config(BaseModel):
         displaced = {"batch_size"} if self.global_batch_size else set()
         displaced |= set() if self.warmup_steps is None else {"warmup_epochs"}
         # null values are written too: null is what resets a field that the task's defaults set
-        values = self.model_dump(exclude={"run_dir", "resume"} | displaced, mode="json")
-        return write_yaml({**values, **replaced})
+        fields = self.model_dump(exclude={"run_dir", "resume"} | displaced, mode="json")
+        return write_yaml({**fields, **replaced})
 
 
 def is_nullable(name: str) -> bool:

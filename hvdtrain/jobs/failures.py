@@ -110,8 +110,11 @@ def expect_answer(seconds: float, rank: int, host: str) -> Iterator[None]:
 def do_in_time(work: Callable[[], None], seconds: float = _CLOSE_SECONDS) -> None:
     """Do in another thread what may wait without limit, for a worker, a disk or a lock; give up in time."""
     thread = threading.Thread(target=work, daemon=True, name="do in time")
-    thread.start()
-    thread.join(seconds)
+    try:
+        thread.start()
+        thread.join(seconds)
+    except RuntimeError:  # no thread can be started
+        work()
 
 
 def end_at_once(event: WatchEvent, stacks: str, on_worker_lost: Callable[[str], None]) -> None:
@@ -123,31 +126,27 @@ def end_at_once(event: WatchEvent, stacks: str, on_worker_lost: Callable[[str], 
         _flush()
 
     if not isinstance(event, Told | Abandoned):
-        try:  # first, since mpirun may kill this process in 0.3 s; in a thread, since nobody may read it
-            do_in_time(speak)
-        except RuntimeError:  # no thread can be started
-            speak()
-        _write_down_in_time(on_worker_lost, event.problem)
+        do_in_time(speak)  # first, since mpirun may kill this process in 0.3 s; nobody may read it
+        _write_down(on_worker_lost, event.problem)
     exit_at_once(EXIT_ENVIRONMENT)
 
 
 def end_of_job(error: JobEnded, on_worker_lost: Callable[[str], None] | None) -> None:
     """End this process, whose elastic job has ended, from a thread: the training thread did not notice."""
     if on_worker_lost is not None:
-        _write_down_in_time(on_worker_lost, error.problem)
+        _write_down(on_worker_lost, error.problem)
     if error.speaks:
         _say(error, output_rank(), debug=False)
     _flush()
     os._exit(error.exit_code)
 
 
-def _write_down_in_time(on_worker_lost: Callable[[str], None], problem: str) -> None:
+def _write_down(on_worker_lost: Callable[[str], None], problem: str) -> None:
     def write_down() -> None:
         with suppress(Exception):
             on_worker_lost(problem)
 
-    with suppress(RuntimeError):  # no thread can be started
-        do_in_time(write_down, _WRITE_DOWN_SECONDS)
+    do_in_time(write_down, _WRITE_DOWN_SECONDS)
 
 
 def is_shared(error: BaseException, workers: Workers) -> bool:
@@ -220,11 +219,10 @@ def end_worker(error: BaseException, debug: bool) -> None:
 def _say(error: BaseException, rank: int | None, debug: bool) -> None:
     if isinstance(error, Interrupted | Stopped | Removed):
         return  # rank 0 has reported where it stood
-    who = "" if rank is None else f"rank {rank}"
-    if rank is None and is_elastic():  # before the first world there are no ranks, and later other ones
+    who = f"worker {os.environ.get(WORKER_VARIABLE, '')}".strip() if is_elastic() else ""
+    if is_elastic() and rank is None:  # before the first world there are no ranks, and later other ones
         rank = launched_rank()
-        name = f"worker {os.environ.get(WORKER_VARIABLE, '')}".strip()
-        who = name if rank is None else f"rank {rank}"
+    who = who if rank is None else f"rank {rank}"
     who = f"{who} on {host_name()}: " if who else ""
     if isinstance(error, WorkerFailure):
         _show(traceback_of(error.__cause__))

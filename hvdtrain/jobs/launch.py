@@ -75,10 +75,10 @@ def run_command(command: Sequence[str], environ: Mapping[str, str]) -> int:
 
 def _show_output(stream: IO[bytes]) -> None:
     """Show whole lines as they come, until all processes that write them have ended."""
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     with stream:
         for line in stream:
             with suppress(OSError, ValueError):
-                encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
                 sys.stdout.write(line.decode(errors="replace").encode(encoding, "replace").decode(encoding))
                 sys.stdout.flush()
 
@@ -150,14 +150,17 @@ def _check(fn: Any, np: Any, controller: Any) -> None:
 
 def _function(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> bytes:
     """Return what the workers need to call the function."""
-    call = (fn, tuple(args), dict(kwargs or {}))
     problem = "the function or its arguments cannot be sent to the workers"
     advice = "Open files, connections, locks and models on a GPU inside of the function."
-    call_bytes = _dumped(call, UsageError, problem, advice)
-    found: dict[str, Any] = {"call": call_bytes, "path": [os.path.abspath(path) for path in sys.path]}
-    found |= {"argv": list(sys.argv), "orig_argv": list(getattr(sys, "orig_argv", sys.argv))}
     main_file = getattr(sys.modules.get("__main__"), "__file__", None)
-    return pickle.dumps({**found, "main_file": main_file and os.path.abspath(main_file)})
+    found = {
+        "call": _dumped((fn, tuple(args), dict(kwargs or {})), UsageError, problem, advice),
+        "path": [os.path.abspath(path) for path in sys.path],
+        "argv": sys.argv,
+        "orig_argv": sys.orig_argv,
+        "main_file": main_file and os.path.abspath(main_file),
+    }
+    return pickle.dumps(found)
 
 
 def _environment(folder: Path) -> dict[str, str]:
@@ -174,20 +177,20 @@ def error_of(found: Sequence[Mapping[str, Any]], code: int) -> BaseException:
     how = f"with exit code {code}" if code else "without a result"
     if not found:
         return EnvironmentFault(f"the workers ended {how}", _SEE_OUTPUT)
+
     # a launcher ends the other workers of one that ended
-    ended = [one for one in found if one["signal"] not in (None, signal.SIGINT)]
-    lost = [one for one in found if one["kind"] == PeerLostError.__name__]
-    first = [*(one for one in found if one not in ended and one not in lost), *lost, *ended][0]
+    def order(one: Mapping[str, Any]) -> int:
+        return 2 if one["signal"] not in (None, signal.SIGINT) else one["kind"] == PeerLostError.__name__
+
+    first = min(found, key=order)
     where, number = f"rank {first['rank']} on {first['host']}", first["signal"]
     if number == signal.SIGINT:
         return KeyboardInterrupt(f"{where} was interrupted")
     if number is not None:
         why = f"{where} was ended by {signal.Signals(number).name}"
         return EnvironmentFault(f"the workers ended {how}; {why}", _SEE_OUTPUT)
-    cls, remedy = getattr(errors, first["kind"]), [first["remedy"]]
-    error: BaseException = cls(
-        f"{where}: {first['problem']}", *(remedy if issubclass(cls, HvdtrainError) else ())
-    )
+    cls, problem = getattr(errors, first["kind"]), f"{where}: {first['problem']}"
+    error: BaseException = cls(problem, first["remedy"]) if issubclass(cls, HvdtrainError) else cls(problem)
     return error
 
 
@@ -212,8 +215,8 @@ def main() -> None:
             result = None
         if rank == 0:
             problem = f"the result, a {type(result).__name__}, cannot be sent to the process that launched"
-            advice = "Return numbers, arrays or the path of a file."
-            (folder / RESULT).write_bytes(_dumped(result, WorkerFailure, problem, advice))
+            remedy = "Return numbers, arrays or the path of a file."
+            (folder / RESULT).write_bytes(_dumped(result, WorkerFailure, problem, remedy))
     except BaseException as error:
         _fail(folder, rank, error)
 
@@ -227,9 +230,8 @@ def _dumped(value: Any, kind: type[HvdtrainError], problem: str, remedy: str) ->
 
 def _become(function: Mapping[str, Any]) -> None:
     """Let this process look like the one that launched: its modules can be imported, its command is known."""
-    own = [path for path in sys.path if path not in function["path"]]
-    sys.path[:] = [*function["path"], *own]
-    sys.argv, sys.orig_argv = list(function["argv"]), list(function["orig_argv"])
+    sys.path[:] = dict.fromkeys([*function["path"], *sys.path])
+    sys.argv, sys.orig_argv = function["argv"], function["orig_argv"]
     main_module = sys.modules["__main__"]
     if function["main_file"] is not None:
         main_module.__file__ = function["main_file"]

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from hvdtrain import errors
 from hvdtrain.backends.hooks import own_peak_mib
 from hvdtrain.backends.step_metrics import ControlFlags
 from hvdtrain.callbacks import EVAL, Best, Summary, parse_lines
@@ -20,17 +21,6 @@ from hvdtrain.config import Config
 from hvdtrain.data.eval_sets import sets_of
 from hvdtrain.early_stopping import LINE_FIELDS, MEASURES, PEAK_DEVICE_MEMORY, PEAK_MEMORY, MetricGoal
 from hvdtrain.elastic.watch.liveness import WatchEvent
-from hvdtrain.errors import (
-    ENDINGS,
-    EnvironmentFault,
-    HvdtrainError,
-    Interrupted,
-    NonFiniteParameterError,
-    PeerLostError,
-    SaveError,
-    Stopped,
-    WorkerFailure,
-)
 from hvdtrain.jobs.failures import Signals, do_in_time, exchange_cause, lack_of_memory, name_lost_worker
 from hvdtrain.jobs.run_directory.folder import CHECKPOINTS, end_uploads, publish, published
 from hvdtrain.reporting.jsonl import lines_of, write_json
@@ -120,14 +110,15 @@ def status_of(session: Session, signals: Signals, why: str | None = None) -> tup
         if not_finite:
             good = f"{newest} is good: --resume takes it." if newest else "There is no checkpoint before it."
             remedy = f"{good} Lower the learning rate, or clip the gradient (--clip-norm)."
-            raise NonFiniteParameterError(f"{not_finite}; this state is not saved", remedy, everywhere=True)
+            problem = f"{not_finite}; this state is not saved"
+            raise errors.NonFiniteParameterError(problem, remedy, everywhere=True)
         if replaced:
             run_dir = None if newest is None or not newest.is_dir() else newest.parent.parent
             remedy = "The state is lost: nothing is written to a directory that may be another job's."
             if run_dir not in (None, session.services.run_dir):
                 remedy = f"{newest} has the state: continue with --resume and --run-dir {run_dir}."
             problem = f"{replaced}; training stopped {where_it_stood(session)}"
-            raise EnvironmentFault(problem, remedy, everywhere=True)
+            raise errors.EnvironmentFault(problem, remedy, everywhere=True)
     why = next((reason for reason, *_ in gathered if reason), None)
     if session.stopped:
         session.services.report.say(f"stopped {where_it_stood(session)}: {why}")
@@ -150,9 +141,9 @@ def end_together(session: Session, summary: Summary) -> Summary:
         if session.is_remote and not summary.failed_saves:  # the state is on this host
             what, remedy = "", "The same command with --resume, on the host of rank 0, uploads the rest."
         newest = f"Newest good one: {summary.checkpoint or 'none'}. "
-        raise SaveError(f"{what}{summary.save_error}", newest + remedy, everywhere=True)
+        raise errors.SaveError(f"{what}{summary.save_error}", newest + remedy, everywhere=True)
     if session.stopped:
-        raise Stopped(summary.error)
+        raise errors.Stopped(summary.error)
     return summary
 
 
@@ -254,17 +245,17 @@ class Ending:
     @classmethod
     def of(cls, error: BaseException, session: Session, explain: Callable[[], WatchEvent | None]) -> "Ending":
         """Return how training ends with what was raised in it. Local: no collective."""
-        if isinstance(error, Interrupted):
+        if isinstance(error, errors.Interrupted):
             return cls("stopped", f"interrupted by {error}", error)
-        if isinstance(error, PeerLostError):
+        if isinstance(error, errors.PeerLostError):
             error = name_lost_worker(error, explain)
-        if isinstance(error, HvdtrainError):
+        if isinstance(error, errors.HvdtrainError):
             return cls("failed", error.problem, error)
-        if isinstance(error, ENDINGS):
+        if isinstance(error, errors.ENDINGS):
             return cls("failed", None, error)
         doing = f"training failed {where_it_stood(session)}"
         lack = lack_of_memory(error, doing, session.memory.own)
-        named = lack or WorkerFailure(f"{doing}: {where_raised(error)}")
+        named = lack or errors.WorkerFailure(f"{doing}: {where_raised(error)}")
         named.__cause__ = error
         return cls("failed", named.problem, named)
 
@@ -274,7 +265,7 @@ def early_end_reported(
     session: Session,
     explain: Callable[[], WatchEvent | None],
     report: Callable[[Ending], None],
-    inform: Callable[[HvdtrainError], None] = lambda error: None,
+    inform: Callable[[errors.HvdtrainError], None] = lambda error: None,
 ) -> Iterator[None]:
     """Return a context in which a run trains. What is raised in it is named, reported and raised. Local."""
     # An error while it is reported is noted, and does not take the place of what ends the training.
@@ -282,10 +273,10 @@ def early_end_reported(
         yield
     except BaseException as error:
         ending = Ending.of(error, session, explain)
-        if isinstance(ending.error, HvdtrainError):
+        if isinstance(ending.error, errors.HvdtrainError):
             inform(ending.error)
         with errors_noted(session.services.report):
-            if isinstance(error, Interrupted):
+            if isinstance(error, errors.Interrupted):
                 session.services.report.say(f"{ending.problem} {where_it_stood(session)}")
             report(ending)
         if ending.error is error:
@@ -306,7 +297,7 @@ def errors_noted(report: Report) -> Iterator[None]:
 def report_early_end(session: Session, signals: Signals, ending: Ending) -> None:
     """Report how training ends before it is done, in a job with fixed workers. Local: no collective."""
     services, workers = session.services, session.backend.workers
-    if isinstance(ending.error, Interrupted):
+    if isinstance(ending.error, errors.Interrupted):
         with errors_noted(services.report):
             services.saver.finish(LAST_SAVE_SECONDS)  # the summary then names what is being written
         if services.saver.newest is None:

@@ -14,20 +14,12 @@ from hvdtrain.elastic.watch.liveness import Watching
 from hvdtrain.errors import UsageError
 from hvdtrain.host.cores import peak_bytes
 from hvdtrain.host.launcher import muted_console, open_console
+from hvdtrain.jobs import outcome
 from hvdtrain.jobs.elastic.job import join_elastic_job, train_in_worlds
 from hvdtrain.jobs.entering import entered, seed_training, services_open, tool_hooks
 from hvdtrain.jobs.failures import Signals, end_if_uncaught, interruptible
 from hvdtrain.jobs.opening.setup import TrainingRun, opened
 from hvdtrain.jobs.opening.start import JobSpec, prepare, started
-from hvdtrain.jobs.outcome import (
-    early_end_reported,
-    end_together,
-    polling,
-    report_early_end,
-    report_end,
-    status_of,
-    write_summary_on_loss,
-)
 from hvdtrain.jobs.plan_text import describe_check, show_plan
 from hvdtrain.jobs.resume import ResumePoint, find_start, restore
 from hvdtrain.jobs.run_directory.folder import storing
@@ -118,15 +110,16 @@ def _train(run: TrainingRun, signals: Signals, watching: Watching) -> Summary:
     point = find_start(run)
     seed_training(run, point.progress.step)
     with entered(run, point) as (session, found), services_open(run, session, point, signals):
-        watching.on_worker_lost = partial(write_summary_on_loss, session)
-        with early_end_reported(session, watching.explain, partial(report_early_end, session, signals)):
+        watching.on_worker_lost = partial(outcome.write_summary_on_loss, session)
+        report = partial(outcome.report_early_end, session, signals)
+        with outcome.early_end_reported(session, watching.explain, report):
             show_plan(run, session, point, [*filter(None, [watching.note]), *found.notes])
             with signals.signals_take_precedence():
-                run_loop(session, polling(session, signals))
+                run_loop(session, outcome.polling(session, signals))
                 with waiting_for_rank_zero(run.backend.workers, "writing the last checkpoint"):
                     session.services.saver.finish()
-            status, problem = status_of(session, signals)
-        return end_together(session, report_end(session, status, problem, signals))
+            status, problem = outcome.status_of(session, signals)
+        return outcome.end_together(session, outcome.report_end(session, status, problem, signals))
 
 
 def check_job(layers: list[Layer], task_class: Any = None, best: bool | str = False) -> None:

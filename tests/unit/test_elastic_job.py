@@ -130,7 +130,7 @@ def test_a_worker_that_loses_the_others_when_training_is_complete_has_its_summar
             raise PeerLostError("rank 0 ended before its answer was here")
         return found
 
-    monkeypatch.setattr("hvdtrain.jobs.elastic.job.end_together", end_late)
+    monkeypatch.setattr("hvdtrain.jobs.outcome.end_together", end_late)
     job = job_in(steps=3, eval_every=None)
     job.keeps_history = True
     job.run("a", "b")

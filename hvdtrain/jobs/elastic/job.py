@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
+from hvdtrain import errors
 from hvdtrain.backends.step_metrics import NO_FLAGS
 from hvdtrain.backends.workers import abort_collectives
 from hvdtrain.callbacks import Summary
@@ -14,43 +15,13 @@ from hvdtrain.config import Config
 from hvdtrain.data.training_data import SkippedSamples
 from hvdtrain.elastic.member.membership import Membership, connect
 from hvdtrain.elastic.watch.liveness import Watching
-from hvdtrain.errors import (
-    EXIT_DONE,
-    EXIT_STOPPED,
-    EnvironmentFault,
-    JobEnded,
-    PeerLostError,
-    Removed,
-    Stopped,
-    WorldChanged,
-)
 from hvdtrain.host.launcher import is_elastic
-from hvdtrain.jobs.elastic.world_state import (
-    hand_over_run,
-    report_change,
-    stand_there,
-    start_of,
-    take_over_run,
-    values_to_compare,
-    warm_up,
-    where_it_stands,
-)
+from hvdtrain.jobs import outcome
+from hvdtrain.jobs.elastic import world_state
 from hvdtrain.jobs.entering import close_services, entered, open_services, seed_training
 from hvdtrain.jobs.failures import Signals, end_of_job
 from hvdtrain.jobs.opening.data_identity import agree_on_data, compare_with_job
 from hvdtrain.jobs.opening.setup import TrainingRun
-from hvdtrain.jobs.outcome import (
-    LAST_SAVE_SECONDS,
-    Ending,
-    early_end_reported,
-    end_together,
-    errors_noted,
-    polling,
-    status_of,
-    summarise,
-    with_own_history,
-    write_summary_on_loss,
-)
 from hvdtrain.jobs.plan_text import show_plan
 from hvdtrain.jobs.resume import ResumePoint
 from hvdtrain.jobs.run_directory.folder import CHECKPOINTS
@@ -80,9 +51,9 @@ def train_in_worlds(
     seed_training(run, 0)
     with entered(run, ResumePoint()) as (session, found):
         if membership.is_joining:
-            warm_up(session)
+            world_state.warm_up(session)
         worlds = _Worlds(run, session, membership, signals, found.notes)
-        watching.on_worker_lost = partial(write_summary_on_loss, session)
+        watching.on_worker_lost = partial(outcome.write_summary_on_loss, session)
         with signals.defer_to_step_boundary():
             try:
                 return worlds.train()
@@ -103,7 +74,7 @@ class _Worlds:
     ) -> None:
         self._run, self._session, self._membership = run, session, membership
         self._signals, self._notes = signals, notes
-        self._values = values_to_compare(run)
+        self._values = world_state.values_to_compare(run)
         run.lock.job = membership.job
         session.services.lost_lease = lambda: membership.lost_lease
         # whether this worker's state is that of a step, and whether it is as the model was built
@@ -118,14 +89,14 @@ class _Worlds:
         """Train in one world after another; return the summary of training that is complete."""
         session, membership = self._session, self._membership
 
-        def report(ending: Ending) -> None:
-            if isinstance(ending.error, Stopped | Removed) or membership.lost_lease:
+        def report(ending: outcome.Ending) -> None:
+            if isinstance(ending.error, errors.Stopped | errors.Removed) or membership.lost_lease:
                 return  # it is reported already, or this worker may not write
-            with errors_noted(session.services.report):
-                session.services.saver.finish(LAST_SAVE_SECONDS)  # the summary then names what it writes
-            session.services.report.on_end(summarise(session, ending.status, ending.problem))
+            with outcome.errors_noted(session.services.report):
+                session.services.saver.finish(outcome.LAST_SAVE_SECONDS)  # the summary names it
+            session.services.report.on_end(outcome.summarise(session, ending.status, ending.problem))
 
-        with early_end_reported(session, membership.explain, report, membership.failed):
+        with outcome.early_end_reported(session, membership.explain, report, membership.failed):
             while (summary := self._trained_in_next_world()) is None:
                 pass
             return summary
@@ -137,27 +108,27 @@ class _Worlds:
             world = self._next_world()
             self._enter(world)
             summary = self._train_in(world)
-            membership.done(EXIT_DONE)
+            membership.done(errors.EXIT_DONE)
             return summary
-        except JobEnded as ended:
-            if ended.exit_code != EXIT_DONE or self._summary is None:
+        except errors.JobEnded as ended:
+            if ended.exit_code != errors.EXIT_DONE or self._summary is None:
                 raise
-            membership.done(EXIT_DONE)
+            membership.done(errors.EXIT_DONE)
             newest = newest_verified(session.services.run_dir / CHECKPOINTS)  # which rank 0 wrote
             summary = replace(self._summary, checkpoint=None if newest is None else str(newest))
-            return with_own_history(session, summary)
-        except Stopped:
-            membership.done(EXIT_STOPPED)
+            return outcome.with_own_history(session, summary)
+        except errors.Stopped:
+            membership.done(errors.EXIT_STOPPED)
             raise
-        except WorldChanged:
+        except errors.WorldChanged:
             self._pause()
             session.backend.workers.leave(broken=False)
-        except PeerLostError:
+        except errors.PeerLostError:
             self._pause()
             ACTIVITY.enter("leaving a world that lost a worker")
             try:
                 session.settle()
-            except PeerLostError:
+            except errors.PeerLostError:
                 self._is_whole = False
             session.backend.workers.leave(broken=True)
         return None
@@ -175,13 +146,13 @@ class _Worlds:
         place = self._session.state.place
         try:
             world = membership.next_world(place, valid=self._is_whole, values=self._values)
-        except Removed:
+        except errors.Removed:
             if before is not None:
-                hand_over_run(self._run, self._session, before)
+                world_state.hand_over_run(self._run, self._session, before)
             membership.left()
             raise
         if before is not None and world.rank:
-            hand_over_run(self._run, self._session, world)
+            world_state.hand_over_run(self._run, self._session, world)
         self._world = world
         return world
 
@@ -192,7 +163,7 @@ class _Worlds:
         ACTIVITY.enter("connecting the workers", is_long=True)
         try:
             session.backend.workers.restart(world)
-        except PeerLostError as error:
+        except errors.PeerLostError as error:
             membership.form_failed(error.problem)
             raise
         session.backend.enter_world()
@@ -207,7 +178,7 @@ class _Worlds:
             paused = world.change.since_seconds
             if self._has_entered and self._paused_since is not None:  # the driver may count from further back
                 paused = time.perf_counter() - self._paused_since
-            report_change(session, world, paused)
+            world_state.report_change(session, world, paused)
         session.services.report.on_workers_changed(world.rank, world.size)
         self._paused_since, self._entered_at_step, self._has_entered = None, session.state.progress.step, True
 
@@ -216,17 +187,17 @@ class _Worlds:
         session, workers = self._session, self._session.backend.workers
         self._is_as_built, why = False, None
         if world.purpose == "train":
-            run_loop(session, polling(session, self._signals))
+            run_loop(session, outcome.polling(session, self._signals))
         else:
             save_and_stop(session)
             why = world.why or "the job has too few workers"
         with waiting_for_rank_zero(workers, "writing the last checkpoint"):
             session.services.saver.finish()
-        status, problem = status_of(session, self._signals, why if session.stopped else None)
+        status, problem = outcome.status_of(session, self._signals, why if session.stopped else None)
         with waiting_for_rank_zero(workers, "reading the last checkpoint"):
-            self._summary = summary = summarise(session, status, problem, verified=True)
+            self._summary = summary = outcome.summarise(session, status, problem, verified=True)
             session.services.report.on_end(summary)
-        return end_together(session, summary)
+        return outcome.end_together(session, summary)
 
     def _sync(self, world: World) -> None:
         """Collective. Give rank 0's state to all workers that do not have it."""
@@ -237,8 +208,8 @@ class _Worlds:
         notes: Sequence[str] = ()
         with waiting_for_rank_zero(workers, "taking over the run directory"):
             if is_root:
-                notes = take_over_run(self._run, session, world)
-        common = workers.broadcast_object(where_it_stands(session) if is_root else None)
+                notes = world_state.take_over_run(self._run, session, world)
+        common = workers.broadcast_object(world_state.where_it_stands(session) if is_root else None)
         if not is_root and not self._has_begun:
             compare_with_job(self._run.task_data.identity, common["data"])
         if not all_have_it:
@@ -251,7 +222,7 @@ class _Worlds:
                 session.services.report = report_of_others(context, self._run.callbacks)
                 session.services.report.set_clock(common["seconds"])
                 self._has_begun = True
-            stand_there(session, common)
+            world_state.stand_there(session, common)
         self._is_whole = True
         for note in notes:
             session.services.report.note(note)
@@ -264,8 +235,8 @@ class _Worlds:
         agree_on_data(session.backend.workers, self._run.task_data.identity)
         known = session.services.run_dir if self._has_begun else None
         if self._has_begun:
-            hand_over_run(self._run, session, world)
-        run, point = start_of(self._run, world, known, self._check_as_built)
+            world_state.hand_over_run(self._run, session, world)
+        run, point = world_state.start_of(self._run, world, known, self._check_as_built)
         self._is_as_built = point.manifest is None
         before = max(
             session.backend.workers.allgather_object((session.state.changes, session.state.paused_seconds))
@@ -282,7 +253,7 @@ class _Worlds:
 
     def _check_as_built(self) -> None:
         if not self._is_as_built:
-            raise EnvironmentFault(
+            raise errors.EnvironmentFault(
                 "training starts anew, and model and optimizer of this worker are of an earlier start",
                 "The driver of the job starts another worker in its place.",
             )

@@ -24,18 +24,9 @@ from hvdtrain.errors import DataError, HvdtrainError
 from hvdtrain.host.cores import limit_bytes, peak_bytes
 from hvdtrain.host.frameworks import FRAMEWORKS
 from hvdtrain.jobs.failures import lack_of_memory
+from hvdtrain.jobs.opening import dry_run_checks as checks
 from hvdtrain.jobs.opening.data_identity import by_words
-from hvdtrain.jobs.opening.dry_run_checks import (
-    Pass,
-    are_equal,
-    drawn_note,
-    find_broadcast,
-    find_error,
-    find_notes,
-    has_row_numbers,
-    random_note,
-    scale_note,
-)
+from hvdtrain.jobs.opening.dry_run_checks import Pass
 from hvdtrain.session import Session
 from hvdtrain.workers.activity import ACTIVITY
 from hvdtrain.workers.agreement import Workers
@@ -47,7 +38,7 @@ from hvdtrain.workers.user_errors import task_errors
 class Dry:
     """What a dry run found."""
 
-    passes: Sequence[Pass]  # of the training data and the evaluation sets; none if training is done already
+    passes: Sequence[Pass]  # of the training data and the evaluation sets; none if training is done
     notes: Sequence[str]  # what to report to the user, the same on every worker
     seconds: float  # how long it took
     # what stands for a batch in the digest of a checkpoint; empty if the model cannot be compared
@@ -90,12 +81,12 @@ def dry_run(session: Session, task: Any, memory: MemoryPlan | None = None) -> Dr
         if passes:
             again = session.data.train_batch(session.plan(), session.state.progress)
             reused = _reused_memory(session)
-    errors = [reused, *(find_error(one, passes[0] if place else None) for place, one in enumerate(passes))]
+    errors = [reused, *(checks.find_error(one, None if one is passes[0] else passes[0]) for one in passes)]
     errors += [comparing_error_of(session, task, one.what, one.comparing) for one in passes]
     for one in passes:
-        found |= find_notes(one)
+        found |= checks.find_notes(one)
     if again is not None:
-        found |= drawn_note(passes[0].arrays, Pass.of("", again, passes[0].result).arrays)
+        found |= checks.drawn_note(passes[0].arrays, Pass.of("", again, passes[0].result).arrays)
     if passes and passes[0].comparing and session.config.accumulate > 1:
         found["comparing"] = f"{passes[0].comparing}; it sees one micro-batch, and not the whole batch"
     notes = share_findings(workers, next(filter(None, errors), None), found)
@@ -155,12 +146,12 @@ def reused_array(dataset: Any) -> str:
         first, _ = fetch(ends[:1])
         kept = {name: array.copy() for name, array in first.items()}
         last = {name: array.copy() for name, array in fetch(ends[1:])[0].items()}
-        changed = [name for name in kept if not are_equal(first[name], kept[name])]
+        changed = [name for name in kept if not checks.are_equal(first[name], kept[name])]
         pair, _ = fetch(ends)  # of a batch of the two, both may be the last sample's
         changed += [
             name
             for name, (one, other) in pair.items()
-            if are_equal(one, other) and not are_equal(kept[name][0], last[name][0])
+            if checks.are_equal(one, other) and not checks.are_equal(kept[name][0], last[name][0])
         ]
     except Exception:
         return ""  # it is reported when it is read for a step
@@ -214,8 +205,8 @@ def _passes(session: Session, task: Any, memory: MemoryPlan | None) -> Iterator[
             lack = lack_of_memory(result.error, f"the first batch of the {what} fails", memory)
             if lack is not None:
                 raise lack from result.error
-            raise find_error(one, first) or result.error
-        own = result.refusal is not None, has_row_numbers(dataset, batch)
+            raise checks.find_error(one, first) or result.error
+        own = result.refusal is not None, checks.has_row_numbers(dataset, batch)
         of_all = backend.workers.allgather_object(own)  # what follows may have collectives
         is_refused, one.with_row_numbers = map(any, zip(*of_all, strict=True))
         if not is_refused and config.stages == 1:
@@ -235,14 +226,14 @@ def _look_at(session: Session, task: Any, one: Pass, batch: HostBatch, first: Pa
     config, evaluated = session.config, partial(session.backend.dry_run, training=False)
     if first is not None:
         again = evaluated(replace(batch, step=batch.step + 1))
-        one.note = random_note(one.what, one.result, again, is_half=config.precision != "fp32")
+        one.note = checks.random_note(one.what, one.result, again, is_half=config.precision != "fp32")
         one.is_random = bool(one.note)
-        one.note = one.note or scale_note(one.what, one.arrays, first.arrays)
+        one.note = one.note or checks.scale_note(one.what, one.arrays, first.arrays)
     elif session.data.evaluation is not None:  # which shows the same of the loss
         return
     # named losses and metrics check shapes themselves
     if not one.with_row_numbers and has_own_values(task, config.framework):
-        one.error = find_broadcast(one.what, batch, one.result.outputs, evaluated)
+        one.error = checks.find_broadcast(one.what, batch, one.result.outputs, evaluated)
 
 
 def plan_memory(session: Session, model: ModelInfo) -> MemoryPlan:

@@ -31,17 +31,8 @@ from hvdtrain.host.launcher import (
     launched_rank,
     stated_launch,
 )
+from hvdtrain.jobs import failures
 from hvdtrain.jobs.compatibility import Job, check
-from hvdtrain.jobs.failures import (
-    Signals,
-    do_in_time,
-    end_at_once,
-    expect_answer,
-    is_debugging,
-    is_shared,
-    leave_open,
-    name_lost_worker,
-)
 from hvdtrain.session import versions_with
 from hvdtrain.task import constructor_parameters, load_task_class
 from hvdtrain.workers.activity import ACTIVITY
@@ -143,7 +134,7 @@ def given_fields(layers: Iterable[Layer], config: Config) -> frozenset[str]:
 @contextmanager
 def started(
     job: JobSpec,
-    signals: Signals,
+    signals: failures.Signals,
     watching: Watching | None = None,
     membership: Membership | None = None,
     *,
@@ -164,15 +155,15 @@ def started(
             try:
                 yield backend
             except PeerLostError as error:
-                raise name_lost_worker(error, watching.explain) from error
+                raise failures.name_lost_worker(error, watching.explain) from error
     except BaseException as error:
         signals.ignore()  # how this ends is settled
-        if stays and membership is None and is_shared(error, backend.workers):
-            leave_open(backend.close)
+        if stays and membership is None and failures.is_shared(error, backend.workers):
+            failures.leave_open(backend.close)
             raise
         if membership is not None and isinstance(error, HvdtrainError):
             membership.failed(error)  # the others need not wait
-        do_in_time(backend.close)  # workers that wait for this one learn of it
+        failures.do_in_time(backend.close)  # workers that wait for this one learn of it
         if membership is None:
             forbid_restart(backend.workers)
         raise
@@ -180,10 +171,11 @@ def started(
 
 def _watched(job: JobSpec, backend: Backend, watching: Watching) -> WorkerWatch:
     """Collective. Watch the workers of a job that is not elastic."""
-    limits = WatchLimits(job.config.stall_timeout, silence_seconds(), is_debugging())
-    with expect_answer(_FIRST_ANSWER_SECONDS, backend.workers.rank, backend.workers.host):
+    limits = WatchLimits(job.config.stall_timeout, silence_seconds(), failures.is_debugging())
+    workers, end = backend.workers, failures.end_at_once
+    with failures.expect_answer(_FIRST_ANSWER_SECONDS, workers.rank, workers.host):
         watch, watching.note = watch_workers(
-            backend.workers, limits, lambda event, stacks: end_at_once(event, stacks, watching.on_worker_lost)
+            workers, limits, lambda event, stacks: end(event, stacks, watching.on_worker_lost)
         )
     watching.explain = watch.explain
     return watch
@@ -212,7 +204,7 @@ def check_alone(backend: Backend, command: str) -> None:
 def handshake(job: JobSpec, backend: Backend) -> list[str]:
     """Collective. Check that all workers answer, with the same config and versions; return their hosts."""
     workers = backend.workers
-    with expect_answer(_FIRST_ANSWER_SECONDS, workers.rank, workers.host):
+    with failures.expect_answer(_FIRST_ANSWER_SECONDS, workers.rank, workers.host):
         hosts = workers.allgather_object(workers.host)
     assert_consistent(workers, common_values(job, backend))
     return hosts

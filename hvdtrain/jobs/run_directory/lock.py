@@ -11,16 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from hvdtrain.errors import EnvironmentFault
-from hvdtrain.reporting.lock_state import (
-    HELD,
-    HOLDER_BYTES,
-    LOCK_FILE,
-    Holder,
-    close_lock,
-    look_at_lock,
-    open_lock,
-    take_lock,
-)
+from hvdtrain.reporting import lock_state
 from hvdtrain.storage.files import read_regular
 
 _LOOK_SECONDS = 1.0  # it may be a request to a file server
@@ -54,16 +45,16 @@ class RunLock:
             if self.generation != self._signed:
                 self._sign(self._file)
             return
-        path = run_dir / LOCK_FILE
-        file = open_lock(path)
-        reason = take_lock(file)
-        holder = Holder.of(os.pread(file, HOLDER_BYTES, 0))
+        path = run_dir / lock_state.LOCK_FILE
+        file = lock_state.open_lock(path)
+        reason = lock_state.take_lock(file)
+        holder = lock_state.Holder.of(os.pread(file, lock_state.HOLDER_BYTES, 0))
         if holder.follows(self.job, self.generation):
-            close_lock(file)
+            lock_state.close_lock(file)
             raise EnvironmentFault(f"run_dir: {run_dir} was taken over{holder.describe()}")
-        if reason is not None and reason.errno in HELD:
+        if reason is not None and reason.errno in lock_state.HELD:
             if not holder.precedes(self.job, self.generation):
-                close_lock(file)
+                lock_state.close_lock(file)
                 # a file server keeps the locks of a host that it lost until it learns of it
                 lost = f"\nIf {holder.host} is lost, and the file server still keeps its lock, remove {path}."
                 raise EnvironmentFault(
@@ -75,7 +66,7 @@ class RunLock:
         elif reason is not None:
             self.note = f"{run_dir} is not locked against other jobs: {reason.strerror or reason}"
             if not self.job:
-                close_lock(file)
+                lock_state.close_lock(file)
                 return
         self._file, self._run_dir = file, run_dir
         self._sign(file)
@@ -85,7 +76,8 @@ class RunLock:
         if not self.job:
             return False
         with suppress(OSError):
-            return Holder.of(read_regular(run_dir / LOCK_FILE, HOLDER_BYTES)).job == self.job
+            text = read_regular(run_dir / lock_state.LOCK_FILE, lock_state.HOLDER_BYTES)
+            return lock_state.Holder.of(text).job == self.job
         return False
 
     def lost(self) -> str:
@@ -99,17 +91,17 @@ class RunLock:
             return self._lost
 
     def _look(self, file: int) -> str:
-        reason = take_lock(file)  # this also makes a network file system look whether the file has changed
+        reason = lock_state.take_lock(file)  # which also makes a network file system look at the file anew
         try:
-            holder = Holder.of(os.pread(file, HOLDER_BYTES, 0))
+            holder = lock_state.Holder.of(os.pread(file, lock_state.HOLDER_BYTES, 0))
             is_removed = os.fstat(file).st_nlink == 0
         except OSError:  # a file server says so of a file that was removed
-            holder, is_removed = Holder(), True
-        is_lost = reason is not None and reason.errno in HELD
+            holder, is_removed = lock_state.Holder(), True
+        is_lost = reason is not None and reason.errno in lock_state.HELD
         if self.job:  # which a worker may keep out of its lock that is no longer in the job
             is_lost &= bool(holder.process) and not holder.is_self
         if is_removed:  # another job can lock a new file
-            holder = look_at_lock(self._run_dir)
+            holder = lock_state.look_at_lock(self._run_dir)
             is_lost = holder.is_held is True or (holder.process != 0 and not holder.is_self)
         if is_lost or holder.follows(self.job, self.generation):
             return f"the run directory was taken over{holder.describe()}"
@@ -132,7 +124,7 @@ class RunLock:
         """Let other jobs lock the directory."""
         with self._looking:
             if self._file is not None:
-                close_lock(self._file)
+                lock_state.close_lock(self._file)
                 self._file = None
 
     def __enter__(self) -> "RunLock":
