@@ -1,4 +1,4 @@
-"""What test_keras_optimizer.py runs on two workers: Horovod's optimizer for Keras on other data each.
+"""What test_keras_optimizer.py runs on two workers: Keras 3 optimizers on data that differs by worker.
 
 Trains the same small model in several ways and writes the parameters of each to rank-R.npz.
 """
@@ -10,28 +10,79 @@ os.environ["KERAS_BACKEND"] = "tensorflow"
 import horovod.keras as hvd
 import keras
 import numpy as np
+import tensorflow as tf
+
+from hvdtrain.backends.tensorflow.distributed_optimizer import DistributedOptimizer
+from hvdtrain.backends.tensorflow.steps.optimizers import SGD
 
 STEPS, SAMPLES, INPUTS = 5, 16, 4
 
 
-def fitted(optimizer, inputs, targets):
-    layer = keras.layers.Dense(1, kernel_initializer=keras.initializers.GlorotUniform(seed=2))
-    model = keras.Sequential([keras.Input((INPUTS,)), layer])
-    model.compile(optimizer, "mse")
-    model.fit(inputs, targets, batch_size=len(inputs), epochs=STEPS, shuffle=False, verbose=0)
-    return np.concatenate([v.numpy().ravel() for v in model.trainable_variables])
+def data(rank):
+    random = np.random.RandomState(rank)
+    return random.randn(SAMPLES, INPUTS).astype("float32"), random.randn(SAMPLES, 1).astype("float32")
+
+
+def model():
+    inputs = keras.Input((INPUTS,))
+    hidden = keras.layers.Dense(3, "tanh", kernel_initializer=keras.initializers.GlorotUniform(seed=1))(
+        inputs
+    )
+    outputs = keras.layers.Dense(1, kernel_initializer=keras.initializers.GlorotUniform(seed=2))(hidden)
+    return keras.Model(inputs, outputs)
+
+
+def fit(optimizer, inputs, targets):
+    trained = model()
+    trained.compile(optimizer, "mse")
+    trained.fit(inputs, targets, batch_size=len(inputs), epochs=STEPS, shuffle=False, verbose=0)
+    return flat(trained)
+
+
+def apply_eagerly(optimizer, inputs, targets):
+    trained = model()
+
+    def step():
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((trained(inputs, training=True) - targets) ** 2)
+        variables = trained.trainable_variables
+        optimizer.apply(tape.gradient(loss, [v.value for v in variables]), variables)
+
+    optimizer.build(trained.trainable_variables)
+    for _ in range(STEPS):
+        step()
+    return flat(trained)
+
+
+def flat(trained):
+    return np.concatenate([v.numpy().ravel() for v in trained.trainable_variables])
+
+
+def sgd():
+    return SGD(learning_rate=0.1, momentum=0.9)
+
+
+def keras_sgd():
+    return keras.optimizers.SGD(learning_rate=0.1, momentum=0.9)
 
 
 def main():
     hvd.init()
-    random = np.random.RandomState(hvd.rank())
-    data = [random.randn(SAMPLES, size).astype("float32") for size in (INPUTS, 1)]
-    alone, wrapped = (keras.optimizers.SGD(learning_rate=0.1, momentum=0.9) for _ in range(2))
+    rank, size = hvd.rank(), hvd.size()
+    mine = data(rank)
+    everything = [np.concatenate(parts) for parts in zip(*(data(r) for r in range(size)), strict=True)]
     found = {
-        "alone": fitted(alone, *data),
-        "wrapped": fitted(hvd.DistributedOptimizer(wrapped), *data),
+        "alone": fit(sgd(), *mine),
+        "together": fit(sgd(), *everything),
+        "fit": fit(DistributedOptimizer(sgd()), *mine),
+        "apply_eagerly": apply_eagerly(DistributedOptimizer(sgd()), *mine),
+        "fp16": fit(DistributedOptimizer(sgd(), compression="fp16"), *mine),
+        "keras_together": fit(keras_sgd(), *everything),
+        "horovods": fit(hvd.DistributedOptimizer(keras_sgd()), *mine),
+        "keras_alone": fit(keras_sgd(), *mine),
+        "keras_fit": fit(DistributedOptimizer(keras_sgd()), *mine),
     }
-    np.savez(f"rank-{hvd.rank()}.npz", **found)
+    np.savez(f"rank-{rank}.npz", **found)
     hvd.shutdown()
 
 

@@ -14,7 +14,8 @@ OWN_FILES = {
     # Keras keeps everything in variables, made with it; a graph has all gradients at once
     "torch": {"state/tensors.py"},
     "tensorflow": {
-        *("functions.py", "steps/step_number.py", "traced_workers.py"),  # a step that is traced
+        *("functions.py", "distributed_optimizer.py"),
+        *("steps/step_number.py", "traced_workers.py"),  # a step that is traced
         "state/layer_state.py",  # its modules have state dicts
     },
 }
