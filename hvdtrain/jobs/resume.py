@@ -19,13 +19,7 @@ from hvdtrain.checkpoints.storage import Checkpoint, step_of
 from hvdtrain.config import Config
 from hvdtrain.data.stream import Stream, is_place_kept, number_words, samples_words
 from hvdtrain.errors import CheckpointError
-from hvdtrain.jobs.opening.checkpoint_config import (
-    changed_outputs,
-    load_initial_weights,
-    misfits_named,
-    read_checkpoint,
-    read_weights,
-)
+from hvdtrain.jobs.opening import checkpoint_config
 from hvdtrain.jobs.opening.data_identity import compare_with_checkpoint, same_field, same_task
 from hvdtrain.jobs.opening.setup import TrainingRun
 from hvdtrain.jobs.run_directory.folder import (
@@ -96,11 +90,11 @@ def restore(run: TrainingRun, check_as_built: Callable[[], None] = lambda: None)
         backend.broadcast_state(0)
     elif point.manifest is None:
         choice = Choice(config.init_only, config.init_skip)
-        weights = load_initial_weights(source, backend, state, choice)
+        weights = checkpoint_config.load_initial_weights(source, backend, state, choice)
         if choice.is_all and (before := source.manifest.outputs) is not None:
-            notes += changed_outputs(source, backend, config, before.averaged)
+            notes += checkpoint_config.changed_outputs(source, backend, config, before.averaged)
     else:
-        with misfits_named(source):
+        with checkpoint_config.misfits_named(source):
             if (trained := source.manifest.trained) is not None:
                 count = counted(backend.follow_trained(trained), "parameter")
                 notes.append(
@@ -108,7 +102,7 @@ def restore(run: TrainingRun, check_as_built: Callable[[], None] = lambda: None)
                 )
             backend.scatter_state(state)
         with backend.ema_weights():
-            notes += changed_outputs(source, backend, config, config.ema_decay is not None)
+            notes += checkpoint_config.changed_outputs(source, backend, config, config.ema_decay is not None)
     if (newest := point.newest) is not None:  # nothing there changes before the state has fitted
         later = partial(storage.quarantine_later, newest.parent, storage.step_of(newest))
         notes += run_on_rank_zero(backend.workers, later)
@@ -130,7 +124,7 @@ def _find(run: TrainingRun, use: Callable[[PortableState], None]) -> ResumePoint
     if config.init is None:
         return ResumePoint(resumed_step=begun, notes=tuple(notes))
     found = fetched.locate(chosen_checkpoint(place_of(config.init), run.job.best))
-    state, is_ema = read_weights(found)
+    state, is_ema = checkpoint_config.read_weights(found)
     use(state)
     what = "EMA weights" if is_ema else "weights"
     origin = f"{what} of {with_urls(str(found.path))}, step {found.manifest.step:,}"
@@ -174,7 +168,7 @@ def _continued(
 
 def _state_for(found: Checkpoint, config: Config) -> tuple[PortableState, list[str]]:
     """Return a checkpoint's state with the averages and momenta that this job uses, and notes on them."""
-    state, notes = read_checkpoint(found), []
+    state, notes = checkpoint_config.read_checkpoint(found), []
     if config.ema_decay is None:
         state = without_ema(state)
     elif not has_ema(state):

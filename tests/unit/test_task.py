@@ -123,9 +123,9 @@ def why(task_class: object, options: dict, framework: str = "torch") -> str:
 @pytest.mark.parametrize(
     ("task_class", "options", "said"),
     [
-        (Base, {"size": 1}, "no option 'size' (from task_options)\nIt takes none."),
+        (Base, {"size": 1}, "task_options: got an unexpected keyword argument 'size'\nIt takes none; --set"),
         (TakesTwo, {"path": "x", "sise": 1}, "Did you mean 'size'?"),
-        (TakesTwo, {}, "missing a required argument: 'path'\nSet it with --set task_options.NAME=VALUE"),
+        (TakesTwo, {}, "missing a required argument: 'path'\nIt takes path"),
     ],
 )
 def test_options_that_do_not_fit_are_named(task_class, options, said):
@@ -210,6 +210,4 @@ def test_an_instance_is_the_task_itself():
     made_by = task_class_of(task)
     assert make_task(made_by, "it", {}, "torch") is task
     assert made_by.defaults == {"epochs": 2}
-    assert "passed as an instance, so task_options must be empty; found {'size': 3}" in why(
-        made_by, {"size": 3}
-    )
+    assert "argument 'size'\nIt was passed as an instance: give" in why(made_by, {"size": 3})

@@ -212,26 +212,20 @@ def make_task(task_class: Callable[..., Any], spec: str, options: Mapping[str, A
 
 
 def _check_options(task_class: Callable[..., Any], spec: str, options: Mapping[str, Any]) -> None:
-    if isinstance(task_class, GivenTask) and options:
-        raise TaskError(
-            f"task {spec} was passed as an instance, so task_options must be empty; found {options}",
-            "Give the options to its constructor, or pass the class.",
-        )
     try:
         signature = inspect.signature(task_class)
     except (TypeError, ValueError):
         return
-    parameters = signature.parameters
-    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-    if not takes_any and (unknown := [name for name in options if name not in parameters]):
-        takes = f"It takes {', '.join(parameters) or 'none'}."
-        hint = did_you_mean(unknown[0], parameters) or takes
-        raise TaskError(f"task {spec} has no option {unknown[0]!r} (from task_options)", hint)
     try:
         signature.bind(**options)
     except TypeError as error:
-        remedy = "Set it with --set task_options.NAME=VALUE or in the config file."
-        raise TaskError(f"task {spec}: {error}", remedy) from None
+        names = list(signature.parameters)
+        unknown = next((name for name in options if name not in names), "")
+        takes = f"It takes {', '.join(names) or 'none'}; --set task_options.NAME=VALUE sets one."
+        if isinstance(task_class, GivenTask):
+            takes = "It was passed as an instance: give the options to its constructor, or pass the class."
+        remedy = did_you_mean(unknown, names) or takes
+        raise TaskError(f"task {spec}: task_options: {error}", remedy) from None
 
 
 def notes_on_members(task: Any) -> list[str]:

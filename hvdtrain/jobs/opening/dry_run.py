@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -41,8 +41,6 @@ class Dry:
     passes: Sequence[Pass]  # of the training data and the evaluation sets; none if training is done
     notes: Sequence[str]  # what to report to the user, the same on every worker
     seconds: float  # how long it took
-    # what stands for a batch in the digest of a checkpoint; empty if the model cannot be compared
-    forms: Mapping[str, ArrayForm] = field(default_factory=dict)
 
 
 def try_out(session: Session, task: Any, model: ModelInfo) -> Dry:
@@ -51,7 +49,6 @@ def try_out(session: Session, task: Any, model: ModelInfo) -> Dry:
     memory, backend = session.memory, session.backend
     plan = memory.own = plan_memory(session, model)
     found = dry_run(session, task, plan)
-    session.services.forms = found.forms
     device = backend.device_memory()
     memory.own = replace(plan, taken=peak_bytes() if device is None else device.peak)
     is_split = session.config.stages > 1
@@ -92,12 +89,12 @@ def dry_run(session: Session, task: Any, memory: MemoryPlan | None = None) -> Dr
     notes = share_findings(workers, next(filter(None, errors), None), found)
     changed = dict(passes[0].result.changed) if passes else {}
     session.backend.replica_state.expect(workers.allgather_object(changed))
-    forms: Mapping[str, ArrayForm] = {}
+    forms: Mapping[str, ArrayForm] = {}  # if the model cannot be compared
     # two results of a random evaluation cannot be compared
     if passes and not any(one.is_random or one.with_row_numbers for one in passes):
         forms = forms_of(passes[min(1, len(passes) - 1)].arrays)
-    forms = workers.broadcast_object(forms, 0)
-    return Dry(passes, notes, time.perf_counter() - begun_seconds, forms)
+    session.services.forms = workers.broadcast_object(forms, 0)
+    return Dry(passes, notes, time.perf_counter() - begun_seconds)
 
 
 def comparing_error_of(session: Session, task: Any, what: str, comparing: str) -> HvdtrainError | None:

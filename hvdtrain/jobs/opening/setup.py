@@ -23,6 +23,7 @@ from hvdtrain.errors import DataError
 from hvdtrain.horovod_build.installed import installed_build
 from hvdtrain.host.frameworks import FRAMEWORKS
 from hvdtrain.jobs.compatibility import Job, check
+from hvdtrain.jobs.opening import data_sets, limits
 from hvdtrain.jobs.opening.data_identity import (
     DATA,
     NO_DATA,
@@ -32,21 +33,7 @@ from hvdtrain.jobs.opening.data_identity import (
     identify_data,
     words_for,
 )
-from hvdtrain.jobs.opening.data_sets import (
-    align_columns,
-    find_merged,
-    make_task,
-    notes_on_members,
-    open_sets,
-    streams_of,
-)
 from hvdtrain.jobs.opening.dry_run import share_findings
-from hvdtrain.jobs.opening.limits import (
-    check_metrics,
-    learning_rate_of,
-    unreached_parts,
-    unused_options,
-)
 from hvdtrain.jobs.opening.start import JobSpec, handshake
 from hvdtrain.jobs.run_directory.lock import RunLock
 from hvdtrain.reporting.report import Report
@@ -80,7 +67,7 @@ def new_task(job: JobSpec) -> Any:
     config = job.config
     seed_generators(config.seed, "task")
     set_float_bits(32)  # until the model is known
-    return make_task(job.task_class, config.task, config.task_options, config.framework)
+    return data_sets.make_task(job.task_class, config.task, config.task_options, config.framework)
 
 
 def open_task_data(job: JobSpec) -> TaskData:
@@ -101,10 +88,12 @@ def open_task_data(job: JobSpec) -> TaskData:
             train_data = Ordered(train_data, ordering_of(train_data, given))
             train_values[order_method] = train_data.order_identity
     data = by_words(train_data, eval_data)
-    notes = notes_on_members(task)
+    notes = data_sets.notes_on_members(task)
     notes += [f"{words}: {note}" for words, one in data.items() for note in getattr(one, "notes", ())]
-    notes += align_columns(by_words(None, eval_data), columns_of(train_data), f"the {DATA['train_data']}")
-    if job.config.read_workers and streams_of(train_data, eval_data):
+    notes += data_sets.align_columns(
+        by_words(None, eval_data), columns_of(train_data), f"the {DATA['train_data']}"
+    )
+    if job.config.read_workers and data_sets.streams_of(train_data, eval_data):
         notes.append("read_workers: streams are read by a thread of each worker")
     return TaskData(task, train_data, eval_data, {**train_values, **eval_values}, notes=tuple(notes))
 
@@ -116,7 +105,7 @@ def open_data(task: Any, config: Config, method: str, collate: Any = None) -> tu
         source = getattr(task, method)()
         if source is None:
             return None, {f"size of the {DATA[method]}": 0}
-        return open_sets(source, collate or getattr(task, "collate", None), config, method)
+        return data_sets.open_sets(source, collate or getattr(task, "collate", None), config, method)
 
 
 def names_of_batch(task_data: TaskData) -> list[str]:
@@ -132,7 +121,7 @@ def _check_plan(config: Config, backend: Backend, task_data: TaskData) -> None:
     workers, build = backend.workers, installed_build()
     on_cpu = backend.info.description.endswith(" on the CPU")
     uses_nccl = build is not None and build.nccl and not on_cpu
-    streams = streams_of(task_data.train_data, task_data.eval_data)
+    streams = data_sets.streams_of(task_data.train_data, task_data.eval_data)
     has_eval_data = task_data.eval_data is not None
     check(Job(config, task_data.task, workers, uses_nccl, streams, has_eval_data))
     if config.stages > 1:
@@ -149,7 +138,7 @@ def build_together(
     model = build(config, task, backend, batch)
     assert_consistent(backend.workers, model_values(model))
     if model.float_bits == 32 and data.datasets:
-        found = find_merged({words_for(key): dataset for key, dataset in data.datasets.items()})
+        found = data_sets.find_merged({words_for(key): dataset for key, dataset in data.datasets.items()})
         share_findings(backend.workers, found, {})
     return model
 
@@ -204,8 +193,8 @@ class TrainingRun:
     def notes_on_options(self, plan: TrainingPlan) -> list[str]:
         """Return a note for each option of the job without effect, and for what training does not reach."""
         own, has_eval = self.model.own_rates is not None, self.task_data.eval_data is not None
-        found = unused_options(self.config, self.job.given, own_optimizer=own, has_eval_data=has_eval)
-        return [*found, *unreached_parts(self.config, plan)]
+        found = limits.unused_options(self.config, self.job.given, own_optimizer=own, has_eval_data=has_eval)
+        return [*found, *limits.unreached_parts(self.config, plan)]
 
     def context(self) -> RunContext:
         """Return what callbacks can use of the run, as far as it is known before the run directory."""
@@ -232,7 +221,7 @@ def opened(
     data = open_task_data(job)
     ACTIVITY.enter("comparing the data", is_long=True)
     assert_consistent(workers, data.common_values, SAME_DATA)
-    check_metrics(config, data.task, data.eval_data)
+    limits.check_metrics(config, data.task, data.eval_data)
     data = replace(
         data,
         identity=identify_data(workers, {"train_data": data.train_data, "eval_data": data.eval_data}, config),
@@ -251,7 +240,7 @@ def opened(
         note = describe_columns(config.framework, backend.model, names_of_batch(data))
         data = replace(data, notes=(*data.notes, *filter(None, [note])))
     run = TrainingRun(job, backend, data, model, hosts, lock=lock or RunLock())
-    run = run.with_config(learning_rate=learning_rate_of(config, model.own_rates))
+    run = run.with_config(learning_rate=limits.learning_rate_of(config, model.own_rates))
     return (
         run
         if callbacks is None

@@ -194,11 +194,8 @@ def check_may_be_elastic(membership: Membership | None) -> None:
 def check_alone(backend: Backend, command: str) -> None:
     """Check that this is the only worker. Local: no collective."""
     if backend.workers.size > 1:
-        remedy = f"Start it without a launcher: python -m hvdtrain {command} ..."
-        if command == "load":
-            remedy = "Call it in a script without a launcher, after the job."
         problem = f"{command} is done by one worker; there are {backend.workers.size}"
-        raise UsageError(problem, remedy, everywhere=True)
+        raise UsageError(problem, "Start it without a launcher, after the job.", everywhere=True)
 
 
 def handshake(job: JobSpec, backend: Backend) -> list[str]:
