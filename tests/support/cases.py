@@ -79,7 +79,7 @@ def training_command(words: list[str]) -> tuple[int, bool]:
     left: list[object] = []
     with (
         mock.patch.object(train, "started", started),
-        mock.patch.object(start, "leave_open"),
+        mock.patch.object(start.failures, "leave_open"),
         mock.patch.object(start, "forbid_restart", left.append),
     ):
         return command_line(words), bool(left)
