@@ -6,9 +6,15 @@ It owns when things happen and which numbers they happen with; the backend owns 
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from hvdtrain.backends.base import PendingMetrics, check_replicas
+from hvdtrain.backends.base import check_replicas
 from hvdtrain.backends.hooks import Phase
-from hvdtrain.backends.step_metrics import NO_FLAGS, ControlFlags, StepStatistics, encode_signals
+from hvdtrain.backends.step_metrics import (
+    NO_FLAGS,
+    ControlFlags,
+    PendingVector,
+    StepStatistics,
+    encode_signals,
+)
 from hvdtrain.callbacks import ON_STEP
 from hvdtrain.data.feed import Feed
 from hvdtrain.metrics import StepInfo
@@ -105,7 +111,7 @@ def _outgoing_signals(
 
 def _train_step(
     session: Session, batch: Any, learning_rate: float, signals: Sequence[float]
-) -> PendingMetrics:
+) -> PendingVector:
     """Collective. Do a step, with what callbacks have frozen or thawed after the last one.
 
     A worker on which they have says so in a step that it undoes, and the workers then compare. So no step has

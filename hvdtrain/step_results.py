@@ -7,8 +7,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 
-from hvdtrain.backends.base import PendingMetrics
-from hvdtrain.backends.step_metrics import StepMetrics
+from hvdtrain.backends.step_metrics import PendingVector, StepMetrics
 from hvdtrain.backends.trained_set import follow_trained
 from hvdtrain.callbacks import ON_STEP, ON_WINDOW
 from hvdtrain.data.eval_sets import TRAINING_DATA
@@ -38,7 +37,7 @@ class StepResults:
     def __init__(self, session: Session, plan: TrainingPlan) -> None:
         self._session = session
         self._plan = plan
-        self._waiting = deque[tuple[StepInfo, PendingMetrics]]()
+        self._waiting = deque[tuple[StepInfo, PendingVector]]()
         self._is_local = session.config.sync_every is not None
         self._first_local: StepInfo | None = (
             None  # the first of the local steps since the workers were last equal
@@ -54,7 +53,7 @@ class StepResults:
         session.state.window.restart_clock()
         session.read_alone = self.read_alone
 
-    def launched(self, step: StepInfo, pending: PendingMetrics) -> None:
+    def launched(self, step: StepInfo, pending: PendingVector) -> None:
         """Collective if a step has something to name. Take a new step, and add those before it."""
         is_logged = self._plan.is_due(self._session.config.log_every, step)
         self.is_watched = is_logged and ON_WINDOW in self._session.services.watched

@@ -28,7 +28,7 @@ from hvdtrain.backends.records import (
     StatePart,
 )
 from hvdtrain.backends.replica_state import ReplicaState
-from hvdtrain.backends.step_metrics import NO_SIGNALS, StepMetrics
+from hvdtrain.backends.step_metrics import NO_SIGNALS, PendingVector
 from hvdtrain.backends.trained_set import Change
 from hvdtrain.backends.workers import peer_errors
 from hvdtrain.config import Config
@@ -39,14 +39,6 @@ from hvdtrain.workers.agreement import Workers
 _RANKS_NAMED = 8
 # of the step that is done for nothing: its numbers are of no use, and some optimizers divide by it
 _WARM_UP_RATE = 1e-6
-
-
-class PendingMetrics(Protocol):
-    """The metrics of a step on their way from the device."""
-
-    def read(self) -> StepMetrics:
-        """Wait for the device if need be and return the metrics; all but names are equal on all workers."""
-        ...
 
 
 class PendingState(Protocol):
@@ -69,6 +61,7 @@ class _Built(ABC):
     parts: Any  # what the step is made of
     # of the framework: its modules ``probes`` and ``export``, and the classes of what records steps and of
     # the state that no optimizer updates
+    _hvd: Any  # and its binding of Horovod
     _probes: Any
     _files: Any
     _recorder: Any
@@ -108,10 +101,7 @@ class Seam(_Built):
     """What the loop itself calls. It decides when that happens and with which number."""
 
     def build(self, task: Any, config: Config, batch: HostBatch | None = None) -> ModelInfo:
-        """Build model, optimizer and compiled steps, with their initial values.
-
-        Local, but collective if the model is split into stages: by a batch of training data.
-        """
+        """Build model, optimizer and steps, with initial values. Local, but collective with stages."""
         self._take(parts := self._make(task, config, batch))
         step, self.model = self.step, parts.computation.model
         self.weight_shapes = step.weight_shapes(self._state.weight_shapes())
@@ -123,8 +113,7 @@ class Seam(_Built):
         self._moving = self._moving_state(step.changed_early())
         if config.initial_parameters == "portable":
             self._state.load_initial(config.seed)
-        info: ModelInfo = step.describe(parts.describe(step))
-        return info
+        return step.describe(parts.describe(step))
 
     @abstractmethod
     def to_device(self, batches: Iterable[HostBatch]) -> Iterator[Any]:
@@ -132,20 +121,14 @@ class Seam(_Built):
 
     def train_step(
         self, batch: Any, learning_rate: float, signals: Sequence[float] = NO_SIGNALS
-    ) -> PendingMetrics:
-        """Collective. Do one optimizer update with the mean gradient over the global batch.
-
-        The sum of the signals of all workers comes back with the metrics. With local steps, this is local:
-        the gradient is the mean over this worker's samples, and the metrics are its own. A step that fails
-        leaves everything as it was, in a job that continues without a worker.
-        """
+    ) -> PendingVector:
+        """Collective. Do one update with the mean gradient, or leave all as it was; local in local steps."""
         self.step.begin(batch)
         try:
             if self.workers.is_elastic:
                 self._moving.keep()
             with peer_errors():
-                pending: PendingMetrics = self.step.train(batch, learning_rate, signals)
-                return pending
+                return self.step.train(batch, learning_rate, signals)
         except BaseException:
             self.step.forget()
             if self.workers.is_elastic:
@@ -156,21 +139,16 @@ class Seam(_Built):
         """Evaluate one batch and return the sums so far. Local unless loss or stages communicate."""
         return self.step.evaluate(batch, partial)
 
-    def eval_metrics(self, partial: Any, signals: Sequence[float] = NO_SIGNALS) -> PendingMetrics:
+    def eval_metrics(self, partial: Any, signals: Sequence[float] = NO_SIGNALS) -> PendingVector:
         """Collective. Sum an evaluation over workers, and compute the metrics of the whole of it."""
-        pending: PendingMetrics = self.step.evaluated(partial, signals)
-        return pending
+        return self.step.evaluated(partial, signals)
 
     def ema_weights(self) -> AbstractContextManager[None]:
         """Collective. Return a context in which the model has its weights' moving average, if any."""
-        found: AbstractContextManager[None] = self.parts.ema.in_model()
-        return found
+        return self.parts.ema.in_model()
 
     def sync_statistics(self) -> list[str]:
-        """Collective. Give all workers one state of what no optimizer updates, which is then saved.
-
-        Return the names of what training changes on each worker by itself, which the dry run did not find.
-        """
+        """Collective. Give all one state of what no optimizer updates; return the names of late changes."""
         error = self._state_tensors.take_back()
         with peer_errors():
             return self.replica_state.combine(error)
@@ -182,26 +160,15 @@ class Seam(_Built):
         return [*trained, *self.replica_state.checksums()]
 
     def gather_state(self, spool: Path | None = None) -> PendingState | None:
-        """Collective. Copy model and optimizer off the device, for rank 0 to read in another thread.
-
-        Return the copy on rank 0, None on others; steps that follow do not change it. Sharded state is
-        gathered into a temporary file in the folder ``spool`` on rank 0, if one is given, or into memory.
-        """
+        """Collective. Copy model and optimizer off the device, for rank 0 to read; None on others."""
         self._state.check()
         with peer_errors():
             kept = self.parts.reducer.state()
         is_root = self.workers.rank == 0
-        pending: PendingState | None = self._state.gather(
-            kept | self._state_of_layers(is_root), spool, is_root=is_root
-        )
-        return pending
+        return self._state.gather(kept | self._state_of_layers(is_root), spool, is_root=is_root)
 
     def scatter_state(self, state: PortableState | None, part: StatePart = StatePart.ALL) -> None:
-        """Collective. Load rank 0's portable state, or a part of it, into every worker.
-
-        Everything is checked before anything changes. Names that are private to a framework
-        (``PRIVATE``) may be missing; so may the moving average, which then starts from the weights.
-        """
+        """Collective. Load rank 0's portable state, or a part of it, into every worker, if it fits."""
         self.step.scatter(state or {}, part)
         self.broadcast_state(0)
         if part is StatePart.ALL:
@@ -218,29 +185,23 @@ class Seam(_Built):
                 self.replica_state.follow(self.workers, root)
             self.step.broadcast(root)
 
-    @staticmethod
-    @abstractmethod
-    def close() -> None:
+    @classmethod
+    def close(cls) -> None:
         """Collective. Leave Horovod. Whoever keeps this function does not keep the model."""
+        cls._hvd.shutdown()
 
 
 class Resizable(Seam):
     """What lets training continue with other workers, in an elastic job."""
 
     def enter_world(self) -> None:
-        """Forget what a step that failed had begun, and take the number of workers anew. Local.
-
-        An elastic job calls it after ``workers.restart``, before any other collective.
-        """
+        """Forget what a failed step began, and take the workers anew, after ``workers.restart``. Local."""
         self.step.forget()
         self.parts.computation.evaluation.begin()
         self.parts.clock.enter_world()
 
     def warm_up(self, batch: HostBatch, eval_batch: HostBatch | None = None) -> None:
-        """Compile and run a training step, and an evaluation step, alone. Local: the world has one worker.
-
-        All that training continues from, and what random numbers follow from, is as before.
-        """
+        """Compile and run a training step and an evaluation, alone, and undo them. Local: one worker."""
         wrap = self.parts.computation.wrap
         with self._all_kept():
             for one in self._forms(batch):
@@ -255,18 +216,12 @@ class Probes(_Built):
     """What looks at a model and its steps without training it: dry run, memory, recorder and clock."""
 
     def dry_run(self, batch: HostBatch, training: bool) -> DryRun:
-        """Collective. Compute the first micro-batch without changing state; exceptions are in the result.
-
-        Model, loss and metrics are computed, in training also this worker's gradient. The only collectives
-        are those of the model itself, such as synchronised batch norm: a lost peer is raised.
-        """
-        found: DryRun = self._probes.dry_run(self.step, self._state_tensors, batch, training)
-        return found
+        """Collective. Compute the first micro-batch and change nothing; exceptions are in the result."""
+        return self._probes.dry_run(self.step, self._state_tensors, batch, training)
 
     def find_comparing(self, batch: HostBatch, training: bool) -> str:
         """Collective. Return a sentence on how a value of a sample depends on other samples, or ""."""
-        found: str = self.step.find_comparing(batch, training)
-        return found
+        return self.step.find_comparing(batch, training)
 
     @abstractmethod
     def device_memory(self) -> DeviceMemory | None:
@@ -274,8 +229,7 @@ class Probes(_Built):
 
     def recorder(self) -> StepRecorder:
         """Return what records this worker's steps. Local: no collective."""
-        found: StepRecorder = self._recorder(self.parts.clock)
-        return found
+        return self._recorder(self.parts.clock)
 
     def restart_clock(self) -> None:
         """Begin the busy time of the next step now: it leaves out what came before. Local: no collective."""
@@ -287,36 +241,28 @@ class TrainedParameters(_Built):
 
     def trained_change(self) -> Change:
         """Return what has been frozen, thawed or replaced since ``follow_trained``. Local: no collective."""
-        change: Change = self.parts.trained_set.change()
-        return change
+        return self.parts.trained_set.change()
 
     @abstractmethod
     def follow_trained(self, kept: dict[str, list[str]] | None = None) -> int:
-        """Train what is trainable now, or what a checkpoint keeps; return how many numbers. Local.
-
-        All workers do so at the same step. Others keep what they have of parameters that are frozen.
-        """
+        """Train what is trainable now, or what a checkpoint keeps; return how many numbers. Local."""
 
     @abstractmethod
     def undone_step(self, batch: Any, learning_rate: float, signals: Sequence[float]) -> None:
-        """Collective. Do a step as ``train_step``, with what was trained before, and undo it.
+        """Collective. Do a step as ``train_step``, with what was trained before, and undo it."""
 
-        The others may do an ordinary step. Where the job cannot follow a change, something may remain.
-        """
-
-    @abstractmethod
     def trained_state(self) -> dict[str, list[str]] | None:
         """Return what a checkpoint keeps of what is trained; None while all is as it was built. Local."""
+        return self.parts.trained_set.state(**self.parts.known()) if self.step.follows_trained else None
 
 
 class LocalSteps(_Built):
     """Local SGD: steps that are local, and what makes the workers equal after some of them."""
 
-    def synchronize(self) -> PendingMetrics:
+    def synchronize(self) -> PendingVector:
         """Collective. Make the workers equal after local steps; return the sums of all of them."""
         with peer_errors():
-            pending: PendingMetrics = self.step.synchronize()
-        return pending
+            return self.step.synchronize()
 
 
 class ModelFiles(_Built):
@@ -324,28 +270,17 @@ class ModelFiles(_Built):
 
     @abstractmethod
     def export(self, format_name: str, path: Path, batches: Sequence[HostBatch]) -> Exported:
-        """Write the model in a format for serving, load it back and compare outputs. Local.
-
-        The batches are real samples, in several sizes; the largest first.
-        """
+        """Write the model in a format for serving, load it back and compare outputs of batches. Local."""
 
     def load_weights_file(self, path: Path) -> str:
-        """Load a framework's own file of weights into the model; return a note on what it held. Local.
-
-        Raises CheckpointError if the file would run code, is damaged or does not fit.
-        """
+        """Load a framework's own file of weights, without its code; return a note on it. Local."""
         held: str = self._files.load_weights_file(self.model, path)
         self.parts.ema.restart()
         return held
 
     def predict(self, batch: Any) -> dict[str, NDArray[Any]]:
-        """Return the model's outputs for one batch, by name. Local: no collective.
-
-        They are those of the call of the model that the task's loss makes, or what the task's own function
-        for serving returns.
-        """
-        found: dict[str, NDArray[Any]] = self.parts.computation.predict(batch)
-        return found
+        """Return the model's outputs for one batch, by name, as loss or serving of the task need them."""
+        return self.parts.computation.predict(batch)
 
     @abstractmethod
     def plain_model(self) -> Any:
@@ -363,30 +298,27 @@ def check_replicas(backend: Backend) -> None:
         return
     checksums = backend.parameter_checksums()
     digest = blake2b(repr(checksums).encode(), digest_size=16).digest()
-    digests = workers.allgather_object(digest)
-    if len(set(digests)) == 1:
+    if len(set(workers.allgather_object(digest))) == 1:
         return
     everyone = workers.allgather_object((workers.host, checksums))
-    # of a split model, workers have other parameters
+    # by name and rank: of a split model, workers have other parameters
     having: dict[str, dict[int, int]] = {}
     for rank, (_, of_rank) in enumerate(everyone):
         for name, crc in of_rank:
             having.setdefault(name, {})[rank] = crc
-    usual = {name: Counter(found.values()).most_common(1)[0][0] for name, found in having.items()}
     differing = {name: found for name, found in having.items() if len(set(found.values())) > 1}
-    explained = backend.replica_state.explain({name: set(crcs.values()) for name, crcs in differing.items()})
-    differing = {name: found for name, found in differing.items() if name not in explained}
-    if not differing:
+    crcs = {name: set(found.values()) for name, found in differing.items()}
+    explained = backend.replica_state.explain(crcs)
+    drifted: dict[int, str] = {}  # by rank, its first parameter that differs
+    for name, found in differing.items():
+        usual = Counter(found.values()).most_common(1)[0][0]
+        for rank in (rank for rank, crc in found.items() if crc != usual and name not in explained):
+            drifted.setdefault(rank, name)
+    if not drifted:
         return
-    drifted = sorted(
-        {r for name, found in differing.items() for r, crc in found.items() if crc != usual[name]}
-    )
-    parameter = next(
-        name for name, found in differing.items() if found.get(drifted[0], usual[name]) != usual[name]
-    )
-    ranks = ", ".join(f"rank {rank} ({everyone[rank][0]})" for rank in drifted[:_RANKS_NAMED])
+    ranks = ", ".join(f"rank {rank} ({everyone[rank][0]})" for rank in sorted(drifted)[:_RANKS_NAMED])
     raise ReplicaDriftError(
-        f"the workers' parameters differ: {ranks} drifted from the others, first in {parameter}",
+        f"the workers' parameters differ: {ranks} drifted from the others, first in {drifted[min(drifted)]}",
         "A worker computed something else: faulty memory, another library, or a task that changes it on its "
         "own. If training does so, name it in the task's state_reductions.",
         everywhere=True,

@@ -1,8 +1,4 @@
-"""The rules of custom training steps: what they may return and call, and what their optimizers train.
-
-``<framework>_step(model, batch, optimizers)`` of a task replaces the model call, the loss and the update of a
-training step. Each framework's ``steps/custom_step.py`` does such a step.
-"""
+"""The rules of training steps of a task's own: what they return and call, what optimizers train."""
 
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -39,8 +35,7 @@ class StepPart(NamedTuple):
 
     weights: Any  # (samples,)
     gradient_weights: Any  # (samples,): each sample's part in the mean gradient over the global batch
-    total_weight: Any  # sum of the samples' weights over all workers; a number in PyTorch
-    learning_rate: Any  # that of the step, likewise; None in a dry run, which reduces and updates nothing
+    learning_rate: Any  # that of the step; None in a dry run, which reduces and updates nothing
 
 
 class CallsBase:
@@ -52,37 +47,28 @@ class CallsBase:
 
     _compare: Any  # collective: begins to compare a call's codes, by its number, with those of others
 
-    def __init__(self, names: Sequence[str]) -> None:
-        self._codes = {name: 2.0 * place for place, name in enumerate(names, 1)}
-        self._number = 0
+    def __init__(self, workers: Any) -> None:
+        self._workers = workers
+        self.number = 0  # of the call within a step
 
-    def begin(self) -> None:
-        """Begin a step. Local: no collective."""
-        self._number = 0
-
-    def announce(self, name: str, is_weighted: bool) -> Any:
+    def announce(self, what: str) -> Any:
         """Collective. Begin the check of a call, which raises TaskError on all workers if calls differ."""
-        what = f"gradients() of {name!r} with {'Weighted' if is_weighted else 'plain'} losses"
-        return self._announce(self._codes[name] + is_weighted, what)
+        self.number += 1
+        different = TaskError(
+            f"workers did not make the same calls in the same order: call {self.number} of a step is {what} "
+            "on one worker and something else on another",
+            "Decide by optimizers.step, which is equal on all workers, and not by losses or samples. Return "
+            "the same metrics in the same order on all workers, the same ones of them Weighted.",
+            everywhere=True,
+        )
+        # its square, summed over up to 2**13 workers, is exact in float64
+        code = float(zlib.crc32(what.encode()) % (1 << 20))
+        return self._compare([code, code * code], different)
 
     def announce_end(self, names: Sequence[str], weighted: Sequence[str]) -> Any:
         """Collective. Begin the check of the end of a step, of which all return the same names."""
         shown = ", ".join(f"{name!r} (Weighted)" if name in weighted else repr(name) for name in names)
-        # its square, summed over up to 2**13 workers, is exact in float64
-        code = zlib.crc32(repr((tuple(names), tuple(weighted))).encode()) % (1 << 19) + (1 << 19)
-        return self._announce(float(code), f"the end, with the values {shown},")
-
-    def _announce(self, code: float, what: str) -> Any:
-        self._number += 1
-        different = TaskError(
-            f"workers did not make the same calls in the same order: call {self._number} of a step is {what} "
-            "on one worker and something else on another",
-            "Decide by optimizers.step, which is equal on all workers, and not by losses or samples. Give "
-            "Weighted losses on all workers or on none, and return the same metrics in the same order, the "
-            "same ones of them Weighted.",
-            everywhere=True,
-        )
-        return self._compare(self._number, [code, code * code], different)
+        return self.announce(f"the end, with the values {shown},")
 
 
 class StepOptimizerBase:
@@ -91,7 +77,7 @@ class StepOptimizerBase:
     variables: Any  # the parameters that it trains, in the order of the gradients
     learning_rate: Any  # that of this step; the largest one if its parameter groups have several
     gradients: Any  # collective: the mean gradient over the global batch, one tensor for each variable
-    apply: Any  # clips gradients, sets the learning rate and takes a step with them
+    _apply: Any  # clips gradients, sets the learning rate and takes a step with them
 
     def __init__(self, name: str, config: Config, calls: Any, workers: Any) -> None:
         self.unused: Any = ()  # names of the parameters that no call of this step has reached
@@ -111,6 +97,14 @@ class StepOptimizerBase:
             "Call minimize(losses), or gradients(losses) and then apply(gradients).",
         )
 
+    def apply(self, gradients: Sequence[Any]) -> None:
+        """Clip the gradients, set the learning rate and take a step."""
+        samples = self._of_call()
+        check_gradients(self._name, gradients, self.variables)
+        self.is_applied = True
+        if samples.learning_rate is not None:
+            self._apply(gradients, samples)
+
     def minimize(self, losses: Any, *arguments: Any, **named: Any) -> None:
         """Collective. Compute the gradients of the losses and apply them; see ``gradients``."""
         self.apply(self.gradients(losses, *arguments, **named))
@@ -120,6 +114,18 @@ class StepOptimizerBase:
         self._samples, self._own_calls = samples, 0
         if samples is not None:
             self.unused, self.is_applied = (), False
+
+    def _check_losses(self, losses: Any, number: int) -> None:
+        """Check that losses have one value for each of this number of samples."""
+        shape = getattr(losses, "shape", None)
+        if shape is None or tuple(shape) != (number,):
+            found = f"a {type(losses).__name__}" if shape is None else f"the shape {tuple(shape)}"
+            raise TaskError(
+                f"what is given to the optimizer {self._name!r} must be one value per sample, of the shape "
+                f"({number},); found {found}",
+                "Take the mean over all axes but the first, and no mean over samples. Multiply losses by "
+                "weights of your own: Weighted is for what the step returns.",
+            )
 
     def _note_unused(self, names: Sequence[str], found: Sequence[Any]) -> None:
         """Note the parameters for which a call finds no gradient; they must not be all."""
@@ -132,6 +138,10 @@ class StepOptimizerBase:
             )
         known, self._own_calls = self._own_calls > 0, self._own_calls + 1
         self.unused = [name for name in missed if not known or name in self.unused]
+
+    def _of_call(self) -> StepPart:
+        """Return the samples of the step in which ``gradients`` or ``apply`` is called."""
+        return self._of_step()
 
     def _of_step(self) -> StepPart:
         if self._samples is None:
@@ -146,19 +156,27 @@ class CustomStepRules:
     """What both frameworks share of a task's own step; it stands before ``PlainStep``."""
 
     is_timed, follows_trained = False, False
+    kinds: tuple[Any, Any]  # the classes of calls and of an optimizer that a step is given
     parts: Any
     workers: Any
-    _step: Step | None
-    _optimizers: dict[str, Any]
-    _given: Optimizers
-    _calls: Any
+    near: Any
+    trace: Any
     _is_running = False  # whether the task's step is being called
+
+    def attach(self, parts: Any) -> None:
+        """Take the parts of the step. Local: no collective."""
+        calls, optimizer = self.kinds
+        self.parts, self._calls = parts, calls(self.near)
+        self._step: Any = own_step_of(parts.task, parts.config)
+        self._optimizers = {name: optimizer(name, parts, self._calls, self.near) for name in parts.optimizers}
+        self._given = Optimizers(self._optimizers)
+        self.trace()
 
     @contextmanager
     def _running(self, number: Any, samples: StepPart) -> Iterator[Optimizers]:
         """Return a context in which the task's step of this number is called with what it gives."""
         self._given.step, self._is_running = number, True
-        self._calls.begin()
+        self._calls.number = 0
         for optimizer in self._optimizers.values():
             optimizer.begin(samples)
         try:
@@ -193,17 +211,7 @@ class CustomStepRules:
 
     def find_comparing(self, batch: HostBatch, training: bool) -> str:
         """Collective. Return a sentence on how a value of a sample depends on others; none of a step's."""
-        found: str = "" if training else super().find_comparing(batch, training)  # type: ignore[misc]
-        return found
-
-
-def stepped_alone(name: str) -> TaskError:
-    """Return the error for an optimizer of the framework whose step the task called itself."""
-    return TaskError(
-        f"the task's own step called step() of the optimizer {name!r} itself: gradients, clipping and the "
-        "learning rate would be those of this worker alone",
-        f"Use optimizers[{name!r}] of the step's arguments: minimize(losses), or gradients() and apply().",
-    )
+        return "" if training else super().find_comparing(batch, training)  # type: ignore[misc]
 
 
 def own_step_of(task: Any, config: Config) -> Step | None:

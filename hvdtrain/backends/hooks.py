@@ -69,38 +69,12 @@ class LoopHook:
         """Do nothing."""
 
 
-def _calling_each(method: str) -> Callable[..., None]:
-    """Return a method of ``LoopHooks`` that calls this one of each hook."""
-
-    def call(self: "LoopHooks", *arguments: Any) -> None:
-        for hook in self.hooks:
-            getattr(hook, method)(*arguments)
-
-    return call
-
-
-def _joining_each(method: str) -> Callable[..., dict[str, float]]:
-    """Return a method of ``LoopHooks`` that joins what this one of each hook returns."""
-
-    def call(self: "LoopHooks", *arguments: Any) -> dict[str, float]:
-        return {name: one for hook in self.hooks for name, one in getattr(hook, method)(*arguments).items()}
-
-    return call
-
-
 class LoopHooks(LoopHook):
     """Hooks of the loop as one, which calls them in the order of their list."""
 
     def __init__(self, *hooks: LoopHook) -> None:
         self.hooks = hooks
         self._entered = ExitStack()
-
-    on_workers, before_step, on_batch, after_steps, on_phase, after_pause, take = map(
-        _calling_each,
-        ("on_workers", "before_step", "on_batch", "after_steps", "on_phase", "after_pause", "take"),
-    )
-
-    measure, values = map(_joining_each, ("measure", "values"))
 
     def __enter__(self) -> "LoopHooks":
         with ExitStack() as entered:
@@ -113,12 +87,22 @@ class LoopHooks(LoopHook):
         self._entered.__exit__(*exception)
 
 
-class Activities(LoopHook):
-    """Sets this worker's activity, for whoever watches it.
+def _calling_each(method: str) -> Callable[..., dict[str, float]]:
+    """Return a method of ``LoopHooks`` that calls this one of each hook, and joins what they return."""
 
-    A framework may compile something in the first step of a process and, for another shape, in the second:
-    these may take long. So may the last of local SGD, which may have no samples for some workers.
-    """
+    def call(self: LoopHooks, *arguments: Any) -> dict[str, float]:
+        found = [getattr(hook, method)(*arguments) for hook in self.hooks]
+        return {name: number for numbers in found for name, number in (numbers or {}).items()}
+
+    return call
+
+
+for _method in [name for name in vars(LoopHook) if not name.startswith("_")]:
+    setattr(LoopHooks, _method, _calling_each(_method))
+
+
+class Activities(LoopHook):
+    """Sets this worker's activity, for whoever watches it; the first two steps may compile: long."""
 
     def __init__(self, last_local_step: Callable[[], int | None]) -> None:
         self._last_local_step = last_local_step

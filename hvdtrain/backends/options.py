@@ -30,7 +30,6 @@ class LossScaleBase:
     """
 
     value: Any
-    skipped: Any
     is_exhausted: Any  # whether the last step's gradients overflowed at the lowest scale
 
     def __init__(self, workers: Sized, growth_interval: int) -> None:
@@ -78,11 +77,7 @@ def find_blocks(
     is_repeatable: Callable[[Any, Any], bool],
     remedy: tuple[str, str, str],
 ) -> list[Any]:
-    """Return the blocks of a model: the outermost marked ones, or those of one class in one place.
-
-    A child of a part may be repeated if ``is_repeatable(part, child)``; the remedy names the method that made
-    the model, the class of blocks, and how else there are some.
-    """
+    """Return the blocks of a model: the outermost marked ones, or those of one class in one place."""
 
     def below(part: Any, chosen: Callable[[Any], set[int]]) -> Iterator[Any]:
         own = chosen(part)

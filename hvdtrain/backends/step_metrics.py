@@ -109,11 +109,7 @@ class StepMetrics:
         timed: int = 0,
         workers: int | None = None,
     ) -> "StepMetrics":
-        """Return what a reduced vector says.
-
-        It consists of a sum for each name, a sum of weights for each weighted name, the busy seconds of
-        ``timed`` ranks (all that there may be, or none), ``FINDINGS`` numbers and the signals.
-        """
+        """Return what a vector says: sums, weights, ``timed`` busy seconds, findings and signals."""
         ends = len(names), len(names) + len(weighted), len(names) + len(weighted) + timed
         unused, overflow, norm, *signals = vector[ends[2] :]
         # it is 0 in steps without clip_norm

@@ -18,30 +18,24 @@ from hvdtrain.host.frameworks import FRAMEWORKS
 from hvdtrain.storage.text import some
 from hvdtrain.workers.agreement import Workers, run_on_rank_zero
 
-# The first whose condition holds is the step of a job. Each framework has it in its folder steps/, in a
-# module of this name: "plain_step" is the class PlainStep in plain_step.py.
-STEPS: dict[str, Callable[[Any, Config], bool]] = {
-    "stage_step": lambda task, config: config.stages > 1,
-    "custom_step": lambda task, config: own_step_of(task, config) is not None,
-    "local_step": lambda task, config: config.sync_every is not None,
-    "plain_step": lambda task, config: True,
+# The first whose condition holds is the step of a job: its module in a framework's folder steps/, its class.
+STEPS: dict[tuple[str, str], Callable[[Any, Config], bool]] = {
+    ("stage_step", "StageStep"): lambda task, config: config.stages > 1,
+    ("custom_step", "CustomStep"): lambda task, config: own_step_of(task, config) is not None,
+    ("plain_step", "LocalStep"): lambda task, config: config.sync_every is not None,
+    ("plain_step", "PlainStep"): lambda task, config: True,
 }
 
 
 def choose_step(task: Any, config: Config) -> Callable[..., Any]:
     """Return the class of a job's step: a ``WholeModelStep``, or the step of a stage."""
-    name = next(name for name, holds in STEPS.items() if holds(task, config))
+    module, kind = next(step for step, holds in STEPS.items() if holds(task, config))
     folder = FRAMEWORKS[config.framework].module.removesuffix(".backend")
-    module = import_module(f"{folder}.steps.{name}")
-    found: Callable[..., Any] = getattr(module, name.title().replace("_", ""))
-    return found
+    return getattr(import_module(f"{folder}.steps.{module}"), kind)
 
 
 class PartsBase:
-    """What a step is made of; each framework's ``steps/parts.py`` makes what only it knows.
-
-    Collective to make if the model is split.
-    """
+    """What a step is made of; collective to make with stages. Each framework makes what only it knows."""
 
     averages: tuple[Any, Any]  # the classes of the moving average: of all parameters, of a worker's part
     # the class of what is trained, what finds batch norms, and what counts frozen parameters
@@ -97,6 +91,10 @@ class PartsBase:
         new.trainable = self.trained()
         return new
 
+    def known(self) -> dict[str, set[int]]:
+        """Return the identities of the parameters that the only optimizer knows."""
+        return {"optimized": self.optimized}
+
     def keep_slots(self, before: Self, kept: dict[str, list[str]] | None) -> None:
         """Take what the optimizer had before, where it is not loaded again."""
 
@@ -123,11 +121,13 @@ class WholeModelStep:
     """What the steps of both frameworks share in which each worker has the whole model.
 
     ``build`` calls the methods up to ``changed_early``, in their order. A step also has ``broadcast``,
-    ``train``, ``forget`` and ``dry_run``; local ones have ``synchronize``; ``is_timed`` says whether the
+    ``forget`` and ``dry_run``; local ones have ``synchronize``; ``is_timed`` says whether the
     clock can distinguish the time of this worker from that of the others.
     """
 
     follows_trained = True  # whether callbacks may freeze and thaw parameters
+    run: Any  # collective: does a step; returns its vector, the names of its numbers and unused parameters
+    pending: Any  # the class of metrics on their way from the device
     collectives: Any  # the class of what moves objects through the framework's binding of Horovod
     # the classes of an update of every parameter, of a worker's part, and of that with its gradients alone
     updates: tuple[Any, Any, Any]
@@ -207,15 +207,21 @@ class WholeModelStep:
         """Seed what a training step draws, and put the model into training. Local: no collective."""
         self.computation.begin_step(batch.step)
 
+    def train(self, batch: Any, learning_rate: float, signals: Sequence[float]) -> PendingVector:
+        """Collective. Do a step."""
+        vector, (names, weighted, unused) = self.run(batch, learning_rate, signals)
+        clock, size = self.parts.clock, self.workers.size
+        return self.pending(
+            names, vector, batch.total_weight, unused, weighted, timed=clock.timed, workers=size
+        )
+
     def evaluate(self, batch: Any, partial: PartialSums | None) -> PartialSums:
         """Evaluate one batch and return the sums so far. Local unless the loss gathers."""
-        found: PartialSums = self.computation.evaluate(batch, partial)
-        return found
+        return self.computation.evaluate(batch, partial)
 
     def evaluated(self, partial: PartialSums, signals: Sequence[float]) -> PendingVector:
         """Collective. Sum an evaluation over workers, and compute the metrics of the whole of it."""
-        pending: PendingVector = self.computation.evaluated(partial, signals)
-        return pending
+        return self.computation.evaluated(partial, signals)
 
     def to_broadcast(self) -> Sequence[Any]:
         """Return the tensors of the step itself, as Horovod broadcasts them."""
@@ -223,8 +229,7 @@ class WholeModelStep:
 
     def find_comparing(self, batch: HostBatch, training: bool) -> str:
         """Collective. Return a sentence on how a value of a sample depends on other samples, or ""."""
-        found: str = self.comparing(self.computation, batch, training)
-        return found
+        return self.comparing(self.computation, batch, training)
 
     def completed(self, found: DryRun, training: bool) -> DryRun:
         """Return what a dry run has found, with what the step knows of it."""

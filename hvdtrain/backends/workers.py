@@ -1,8 +1,11 @@
-"""The workers of a job through Horovod, whichever framework's binding it is."""
+"""The workers of a job through Horovod, whichever framework's binding it is, and how it starts."""
 
+import contextlib
 import re
+import socket
 import struct
 import sys
+import time
 from collections.abc import Iterator
 from typing import Any, Protocol
 
@@ -10,9 +13,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hvdtrain.elastic.member.membership import Membership
-from hvdtrain.errors import EnvironmentFault, ExchangeError, HorovodBuildError, PeerLostError, TrainingError
+from hvdtrain.errors import (
+    EXIT_ENVIRONMENT,
+    EnvironmentFault,
+    ExchangeError,
+    HorovodBuildError,
+    PeerLostError,
+    TrainingError,
+)
 from hvdtrain.horovod_build.installed import BUILD_COMMAND, installed_build
-from hvdtrain.host.launcher import check_launch_is_seen, host_name, stated_launch
+from hvdtrain.host.launcher import check_launch_is_seen, host_name, launched_rank, stated_launch
+from hvdtrain.host.processes import deadline
+from hvdtrain.host.start_reports import (
+    exit_at_once,
+    report_begin,
+    reported_start,
+    start_limit,
+    stopped_workers,
+)
 from hvdtrain.workers import wire
 from hvdtrain.workers.agreement import Workers
 from hvdtrain.workers.world import World
@@ -22,10 +40,7 @@ _MOST_CHARACTERS = 400
 
 
 def abort_collectives(reason: str) -> None:
-    """Let collectives of this process, and an ``hvd.init()`` that is under way, fail within 50 ms. Local.
-
-    They fail until the next ``hvd.init()``, in every thread. Over MPI nothing happens.
-    """
+    """Let collectives, and ``hvd.init()``, fail within 50 ms until the next one; not over MPI. Local."""
     for abort in _abort_functions():
         abort(reason[:_MOST_CHARACTERS].encode(errors="replace"))
 
@@ -136,10 +151,7 @@ class HorovodWorkers(Workers):
         return self._exchange(GATHER, value)
 
     def have_failed(self) -> bool:
-        """Collective among workers that fail. Return whether none of them has an operation under way.
-
-        Under a name of its own: another worker may wait in another collective for this one.
-        """
+        """Collective among workers that fail, under its own name. Return whether no operation is left."""
         if self.size == 1:
             return True
         is_under_way = np.array([self._collectives.is_under_way()], np.uint8)
@@ -154,10 +166,7 @@ class HorovodWorkers(Workers):
 
 
 class peer_errors:  # noqa: N801 - used as a statement
-    """Return a context in which the failure of a collective becomes a PeerLostError.
-
-    PyTorch's binding raises HorovodInternalError; TensorFlow's its own errors with Horovod's text in them.
-    """
+    """Return a context in which the failure of a collective, in either binding, is a PeerLostError."""
 
     def __enter__(self) -> None:
         return None
@@ -259,3 +268,75 @@ def _unexpected(rank: int, found: str) -> ExchangeError:
         "Every worker must make the same calls in the same order, with the same version of hvdtrain. If they "
         "do, another program joined the job.",
     )
+
+
+# So long a rank other than 0 waits before it speaks, per rank: the launcher ends it when another one has.
+_SPEAK_AFTER_SECONDS = 0.5
+_MOST_SECONDS = 4.0
+_REMEDY = (
+    "A worker is stopped or starved, still imports, or its host has no connection to the others; horovodrun "
+    "names it.\n  Or the hosts have different builds of Horovod: `python -m hvdtrain doctor` compares them.\n"
+    "  `horovodrun --start-timeout SECONDS`, or the variable HOROVOD_START_TIMEOUT with other "
+    "launchers, waits longer."
+)
+_ALONE = (
+    "A worker without a launcher connects to itself at 127.0.0.1: bring up the loopback interface, for "
+    "example with `ip link set lo up`."
+)
+
+
+_ended: list[str] = []  # "MPI" if Horovod has ended over it: MPI starts once in a process
+
+
+def forbid_restart(workers: object) -> None:
+    """Note that Horovod has ended, if that was over MPI: it cannot start again in this process."""
+    if isinstance(workers, HorovodWorkers) and workers.uses_mpi:
+        _ended.append("MPI")
+
+
+def start_horovod(
+    hvd: Any,
+    collectives: Any,
+    membership: Membership | None = None,
+    *,
+    has_groups: bool = False,
+) -> HorovodWorkers:
+    """Collective. Start Horovod. MPI would wait for ever, so the process ends when time is over."""
+    if _ended:
+        raise EnvironmentFault(
+            "Horovod has ended in this process, after an error that not all workers had, and over MPI it "
+            "starts once",
+            "Start the job again.",
+        )
+    if membership is not None:
+        check_abort()
+    rank, seconds = launched_rank(), start_limit()
+    try:
+        with contextlib.ExitStack() as stack:
+            if rank is not None:
+                stack.enter_context(deadline(seconds, lambda: _give_up(rank, seconds)))
+                report_begin(rank)
+                stack.enter_context(reported_start(rank))
+            options = {"process_sets": "dynamic"} if has_groups else {}
+            hvd.init(**options)
+    except ValueError as error:
+        remedy = _ALONE if rank is None and membership is None else _REMEDY
+        raise EnvironmentFault(f"Horovod could not start: {without_sources(error)}", remedy) from error
+    return HorovodWorkers(hvd, collectives, membership)
+
+
+def _give_up(rank: int, seconds: float) -> None:
+    launch = stated_launch()
+    count = f"the {launch.size} workers" if launch is not None and launch.size > 1 else "the workers"
+    stopped = stopped_workers()
+    if rank:
+        time.sleep(min(_SPEAK_AFTER_SECONDS * (rank + 1), _MOST_SECONDS))
+    here = f"; stopped on this host: {', '.join(stopped)}" if stopped else ""
+    with contextlib.suppress(OSError):
+        print(
+            f"hvdtrain: rank {rank} on {socket.gethostname()}: not all of {count} started Horovod within "
+            f"{seconds:g} s{here}\n  {_REMEDY}",
+            file=sys.stderr,
+            flush=True,
+        )
+    exit_at_once(EXIT_ENVIRONMENT)

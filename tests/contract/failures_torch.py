@@ -43,7 +43,7 @@ class Failures:
         if backend.parts.loss_scale is None:
             return {}
         numbers = backend.parts.loss_scale.to_broadcast().tolist()
-        return dict(zip(("scale", "steps since change", "skipped"), numbers, strict=True))
+        return dict(zip(("scale", "steps since change"), numbers, strict=True))
 
     def set_loss_scale(self, backend, value):
         backend.parts.loss_scale.value = value

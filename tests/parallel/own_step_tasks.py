@@ -210,23 +210,10 @@ class Alternating(Gan):
         return step % 3 == 2
 
 
-class Weighed(Gan):
-    """Losses with weights of their own, of which a gradient is the weighted mean, and a clipped one."""
+class Clipped(Gan):
+    """Gradients are clipped, those of each optimizer by themselves."""
 
     defaults = {**Gan.defaults, "clip_norm": 0.1}  # noqa: RUF012
-
-    def torch_step(self, model, batch, optimizers):
-        import hvdtrain
-
-        generator, discriminator = model["generator"], model["discriminator"]
-        weights = batch["noise"][:, 0].abs()
-        fake = generator(batch["noise"])
-        d_losses = self.torch_d_losses(discriminator, batch["inputs"], fake.detach())
-        optimizers["discriminator"].minimize(hvdtrain.Weighted(d_losses, weights))
-        g_losses = self.torch_g_losses(discriminator, fake)
-        mean = hvdtrain.Weighted(g_losses.mean(), len(weights))
-        optimizers["generator"].minimize(mean)
-        return hvdtrain.Weighted(d_losses, weights), {"generator_loss": mean}
 
 
 class Apart(Gan):

@@ -13,32 +13,31 @@ SAMPLES = 4  # of a worker
 
 
 class Differs(Fit):
-    """A step in which one worker decides for itself which losses to give and which metrics to return."""
+    """A step in which one worker decides for itself which metrics to return."""
 
-    def __init__(self, is_weighted, metrics, weighted=()):
+    def __init__(self, metrics, weighted=()):
         super().__init__()
-        self.is_weighted, self.names, self.weighted = is_weighted, metrics, weighted
+        self.names, self.weighted = metrics, weighted
 
-    def of_losses(self, losses):
-        """Give the losses to minimize, and what the step returns."""
+    def result_of(self, losses):
+        """Return what the step returns."""
         ones = losses.detach() * 0 + 1 if FRAMEWORK == "torch" else losses * 0 + 1
-        given = Weighted(losses, ones) if self.is_weighted else losses
         values = {name: losses * place for place, name in enumerate("ab", 1)}
         values |= {name: Weighted(values[name], ones) for name in self.weighted}
-        return given, (losses, {name: values[name] for name in self.names})
+        return losses, {name: values[name] for name in self.names}
 
     def torch_step(self, model, batch, optimizers):
-        given, result = self.of_losses(self.torch_loss(model, batch)[0])
-        optimizers["main"].minimize(given)
-        return result
+        losses = self.torch_loss(model, batch)[0]
+        optimizers["main"].minimize(losses)
+        return self.result_of(losses)
 
     def tf_step(self, model, batch, optimizers):
         import tensorflow as tf
 
         with tf.GradientTape() as tape:
-            given, result = self.of_losses(self.tf_loss(model, batch)[0])
-        optimizers["main"].minimize(given, tape)
-        return result
+            losses = self.tf_loss(model, batch)[0]
+        optimizers["main"].minimize(losses, tape)
+        return self.result_of(losses)
 
 
 class NotEvaluated(Differs):
@@ -64,12 +63,11 @@ def train(backend, task, padding=0):
 @pytest.mark.parametrize(
     ("tasks", "problem"),
     [
-        ([(True, "ab"), (False, "ab")], "call 1 of a step is gradients() of 'main' with"),
-        ([(False, "ab"), (False, "ba")], "call 2 of a step is the end, with the values 'loss', "),
-        ([(False, "ab"), (False, "a")], "call 2 of a step is the end, with the values 'loss', 'a'"),
-        ([(False, "ab"), (False, "ab", "a")], "call 2 of a step is the end, with the values 'loss', 'a'"),
+        ([("ab",), ("ba",)], "call 2 of a step is the end, with the values 'loss', "),
+        ([("ab",), ("a",)], "call 2 of a step is the end, with the values 'loss', 'a'"),
+        ([("ab",), ("ab", "a")], "call 2 of a step is the end, with the values 'loss', 'a'"),
     ],
-    ids=["losses", "order", "number", "weighted"],
+    ids=["order", "number", "weighted"],
 )
 def test_workers_that_differ_are_told_so(started, tasks, problem):
     with pytest.raises(TaskError) as raised:
@@ -80,7 +78,7 @@ def test_workers_that_differ_are_told_so(started, tasks, problem):
     assert raised.value.everywhere
 
 
-@pytest.mark.parametrize("task", [(True, "ab", "b"), (False, "ba")])
+@pytest.mark.parametrize("task", [("ab", "b"), ("ba",)])
 def test_workers_that_do_alike_train(started, task):
     found = train(started, Differs(*task))
     assert found.mean("b") == pytest.approx(2 * found.mean("a"), rel=1e-6)
@@ -88,5 +86,5 @@ def test_workers_that_do_alike_train(started, task):
 
 
 def test_a_padded_batch_of_an_own_step_is_not_tried_with_the_loss_of_evaluations(started):
-    found = train(started, NotEvaluated(False, "ab"), padding=1)
+    found = train(started, NotEvaluated("ab"), padding=1)
     assert found.mean("a") == pytest.approx(found.mean("loss"), rel=1e-6)

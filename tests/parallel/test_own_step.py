@@ -65,7 +65,7 @@ def test_with_two_workers_too(framework, compression):
 
 @pytest.mark.parametrize(
     ("framework", "task", "workers"),
-    [("torch", "Gan", 3), ("tf", "Weighed", 2)],
+    [("torch", "Gan", 3), ("tf", "Clipped", 2)],
 )
 def test_curves_do_not_depend_on_the_number_of_workers(framework, task, workers):
     # the last batch of two epochs has 8 samples: workers have padding, and three have parts of unequal length

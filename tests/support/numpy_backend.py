@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from hvdtrain.backends.base import PendingMetrics, PendingState
+from hvdtrain.backends.base import PendingState
 from hvdtrain.backends.portable.initial_values import with_initial_values
 from hvdtrain.backends.records import BackendInfo, DryRun, ModelInfo, PortableState, StatePart
 from hvdtrain.backends.replica_state import ReplicaState
-from hvdtrain.backends.step_metrics import FINDINGS, NO_SIGNALS, SIGNALS, StepMetrics
+from hvdtrain.backends.step_metrics import FINDINGS, NO_SIGNALS, SIGNALS, PendingVector, StepMetrics
 from hvdtrain.config import Config
 from hvdtrain.data.feed import HostBatch
 from hvdtrain.errors import TaskError
@@ -85,7 +85,7 @@ class NumpyBackend:
 
     def train_step(
         self, batch: HostBatch, learning_rate: float, signals: Sequence[float] = NO_SIGNALS
-    ) -> PendingMetrics:
+    ) -> PendingVector:
         gradients = {name: np.zeros_like(weight) for name, weight in self._weights.items()}
         sums = np.zeros(len(NAMES))
         for x, targets, weights in _micro_batches(batch):
@@ -111,7 +111,7 @@ class NumpyBackend:
             sums = sums + _sums(self.model.forward(x)[1], targets, weights)
         return sums, weight + batch.total_weight
 
-    def eval_metrics(self, partial: Any, signals: Sequence[float] = NO_SIGNALS) -> PendingMetrics:
+    def eval_metrics(self, partial: Any, signals: Sequence[float] = NO_SIGNALS) -> PendingVector:
         sums, weight = partial
         (vector,) = self._summed([np.asarray([*sums, *_NO_FINDINGS, *signals], np.float64)])
         return _pending(vector.tolist(), weight)
@@ -205,7 +205,7 @@ def _values(logits: np.ndarray, targets: np.ndarray) -> dict[str, np.ndarray]:
     return dict(zip(NAMES, (losses, logits.argmax(1) == targets), strict=True))
 
 
-def _pending(vector: Sequence[float], weight: float) -> PendingMetrics:
+def _pending(vector: Sequence[float], weight: float) -> PendingVector:
     assert len(vector) == len(NAMES) + FINDINGS + SIGNALS
     return SimpleNamespace(read=lambda: StepMetrics.from_vector(NAMES, vector, weight))
 

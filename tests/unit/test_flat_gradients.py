@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from hvdtrain.backends.portable.training_state import Spool
 from hvdtrain.backends.reduction.shards import ALIGNMENT, divide, shard
 from hvdtrain.backends.tensorflow import functions
+from hvdtrain.backends.tensorflow.batches import FixedSize
 from hvdtrain.backends.tensorflow.reduction import all_reduce as tensorflow_reduction
-from hvdtrain.backends.tensorflow.traced_workers import FixedSize
 
 MIB = 1 << 20
 VARIABLES = [((5, 2), "float32"), ((2, 3), "float32"), ((1,), "float64")]

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from support.fakes import one_worker
 
+from hvdtrain import Weighted
 from hvdtrain.backends import custom_step
 from hvdtrain.backends import optimizers as named_optimizers
 from hvdtrain.backends.records import OwnRates
@@ -166,27 +167,18 @@ def test_gradients_do_not_share_memory_with_weights_or_with_one_another():
     assert side.batch.gradient_weights[0].tolist() == [0.25] * 4
 
 
-def raw(model, batch, optimizers):
-    losses = losses_of(model, batch, "g")
-    gradients = optimizers["g"].gradients(losses)
-    optimizer = raw.side.optimizers["g"]
-    for parameter, gradient in zip(model["g"].parameters(), gradients, strict=True):
-        parameter.grad = gradient
-    optimizer.step()
-
-
 @pytest.mark.parametrize(
     ("step", "problem"),
     [
-        (raw, r"called step\(\) of the optimizer 'g' itself"),
         (lambda m, b, o: o["g"].minimize(losses_of(m, b, "g").mean()), "one value per sample"),
+        (lambda m, b, o: o["g"].minimize(Weighted(losses_of(m, b, "g"), b["x"])), "found a Weighted"),
+        (lambda m, b, o: o["g"].step(), r"step\(\) of the optimizer was called in the task's own step"),
         (lambda m, b, o: o["g"].minimize(losses_of(m, b, "d")), "depend on none of its parameters"),
         (lambda m, b, o: o["g"].apply([torch.zeros(2), torch.zeros(1)]), "of the shapes"),
     ],
 )
 def test_what_would_train_on_one_worker_alone_is_refused(step, problem):
     side = Side(step)
-    raw.side = side
     before = side.values()
     with pytest.raises(TaskError, match=problem):
         side.run()

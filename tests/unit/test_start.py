@@ -9,9 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from hvdtrain.backends import start
-from hvdtrain.backends.start import start_horovod
-from hvdtrain.backends.workers import abort_collectives
+from hvdtrain.backends import workers
+from hvdtrain.backends.workers import abort_collectives, start_horovod
 from hvdtrain.errors import EnvironmentFault, HorovodBuildError, UsageError
 from hvdtrain.host.start_reports import start_limit, stopped_workers
 
@@ -46,8 +45,8 @@ def test_a_worker_that_never_arrives_ends_the_process(monkeypatch, capsys):
     codes, left = [], threading.Event()
     monkeypatch.setenv("HOROVOD_START_TIMEOUT", "0.1")
     monkeypatch.setattr(os, "_exit", lambda code: (codes.append(code), left.set()))
-    monkeypatch.setattr(start, "stopped_workers", lambda: ["rank 2 (process 42)"])
-    monkeypatch.setattr(start, "HorovodWorkers", lambda hvd, *of_job: hvd)
+    monkeypatch.setattr(workers, "stopped_workers", lambda: ["rank 2 (process 42)"])
+    monkeypatch.setattr(workers, "HorovodWorkers", lambda hvd, *of_job: hvd)
     start_horovod(horovod(lambda: left.wait(10)), None)
     assert codes == [3]
     said = capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Local steps: what both frameworks' ``steps/local_step.py`` share."""
+"""Local steps: what both frameworks' ``steps/plain_step.py`` share."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -53,11 +53,11 @@ class LocalStepBase:
     is_timed = False
     parts: Any
     local: Any
-    pending: type[PendingVector]
+    pending: Any  # the class of metrics on their way from the device
     fields: list[Any]  # of the outer optimizer's momentum
     momenta: list[Any]  # its tensors
     _note_start: Any  # notes where the workers start from
-    _run: Any  # does a step; returns its vector, names, names with weights and what got no gradient
+    run: Any  # does a step; returns its vector, and names, names with weights and what got no gradient
     _synchronized: Any  # collective: makes the workers equal; returns the sum of the steps' vectors
     _zero: Any  # makes a tensor zero
 
@@ -71,7 +71,7 @@ class LocalStepBase:
         sums = self._sums
         if sums.steps == 0:
             self._note_start()
-        vector, names, weighted, unused = self._run(batch, learning_rate, signals)
+        vector, (names, weighted, unused) = self.run(batch, learning_rate, signals)
         if sums.vector is not None and (names, weighted) != (sums.names, sums.weighted):
             raise TaskError(
                 f"a step gives {', '.join(names)} and the step before it {', '.join(sums.names)}",
@@ -94,6 +94,9 @@ class LocalStepBase:
         """Start with no momentum of the outer optimizer."""
         for momentum in self.momenta:
             self._zero(momentum)
+
+    def average(self, share: object) -> None:
+        """Do nothing: ``synchronize`` takes the weights into their moving average."""
 
     def to_broadcast(self) -> Sequence[Any]:
         """Return the outer optimizer's momentum, as Horovod broadcasts it."""

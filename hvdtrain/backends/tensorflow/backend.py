@@ -12,7 +12,6 @@ import tensorflow as tf
 
 from hvdtrain.backends.base import Backend
 from hvdtrain.backends.records import BackendInfo, DeviceMemory, Exported, PortableState
-from hvdtrain.backends.start import start_horovod
 from hvdtrain.backends.steps import choose_step
 from hvdtrain.backends.tensorflow import export, probes
 from hvdtrain.backends.tensorflow.batches import TensorFlowBatch
@@ -23,7 +22,7 @@ from hvdtrain.backends.tensorflow.replica_state import StateTensors
 from hvdtrain.backends.tensorflow.state.moving_state import MovingState
 from hvdtrain.backends.tensorflow.step_clock import ProfilerRecorder
 from hvdtrain.backends.tensorflow.steps.optimizer_state import TrainingState
-from hvdtrain.backends.tensorflow.steps.parts import Parts
+from hvdtrain.backends.tensorflow.steps.plain_step import Parts
 from hvdtrain.backends.tensorflow.task_model import (
     device_memory,
     device_name,
@@ -31,6 +30,7 @@ from hvdtrain.backends.tensorflow.task_model import (
     use_device,
     without_loss,
 )
+from hvdtrain.backends.workers import start_horovod
 from hvdtrain.config import Config
 from hvdtrain.data.feed import HostBatch
 from hvdtrain.data.order import mix
@@ -59,7 +59,7 @@ class TensorFlowBackend(Backend):
     model: keras.Model
     parts: Parts
     _state: TrainingState
-    _probes, _files = probes, export
+    _hvd, _probes, _files = hvd, probes, export
     _recorder, _untrained = ProfilerRecorder, StateTensors
 
     def __init__(self, workers: Workers, device: str) -> None:
@@ -69,7 +69,6 @@ class TensorFlowBackend(Backend):
         self._is_cpu = device == "CPU"
 
     def to_device(self, batches: Iterable[HostBatch]) -> Iterator[TensorFlowBatch]:
-        """Yield the device batches that the steps take, one ahead of the host's."""
         wrap = self.parts.computation.wrap
         ahead: TensorFlowBatch | None = None
         for batch in batches:
@@ -80,11 +79,9 @@ class TensorFlowBackend(Backend):
             yield ahead
 
     def device_memory(self) -> DeviceMemory | None:
-        """Return the memory of this worker's GPU; None on the CPU. Local: no collective."""
         return None if self._is_cpu else device_memory()
 
     def follow_trained(self, kept: dict[str, list[str]] | None = None) -> int:
-        """Train what is trainable now, or what a checkpoint keeps; return how many numbers. Local."""
         before = {name: array for name, array in self._state.arrays() if not name.startswith("model/")}
         self._take(self.parts.renewed(kept))
         now = dict(self._state.arrays())
@@ -92,34 +89,19 @@ class TensorFlowBackend(Backend):
         return sum(math.prod(field.shape) for field in self.parts.trainable)
 
     def undone_step(self, batch: TensorFlowBatch, learning_rate: float, signals: Sequence[float]) -> None:
-        """Collective. Do a step as ``train_step``, with what was trained before, and undo it."""
         with self._all_kept():
             self.train_step(batch, learning_rate, signals)
 
-    def trained_state(self) -> dict[str, list[str]] | None:
-        """Return what a checkpoint keeps of what is trained; None while all is as it was built. Local."""
-        if not self.step.follows_trained:
-            return None
-        return self.parts.trained_set.state(optimized=self.parts.optimized)
-
     def enter_world(self) -> None:
-        """Forget what a step that failed had begun, and take the number of workers anew. Local."""
         self.parts.computation.traced_workers.enter_world()
         super().enter_world()
 
-    @staticmethod
-    def close() -> None:
-        """Collective. Leave Horovod."""
-        hvd.shutdown()
-
     def export(self, format_name: str, path: Path, batches: Sequence[HostBatch]) -> Exported:
-        """Write the model in a format for serving, load it back and compare outputs. Local."""
         computation = self.parts.computation
         with computation.gathering.alone(), without_loss(self.model):
             return export.export_model(self.model, computation.serving, format_name, path, batches)
 
     def plain_model(self) -> keras.Model:
-        """Return the model with its weights as the task made it, ready for evaluation. Local."""
         take_loss(self.model)
         return self.model
 
@@ -148,6 +130,5 @@ class TensorFlowBackend(Backend):
         return [with_micro_batches(batch, number) for number in (1, 2)] if varies else [batch]
 
     def _all_kept(self) -> AbstractContextManager[None]:
-        """Return a context after which everything that steps change is as it was."""
         parts = self.parts
         return state_kept(self.model, [*parts.slots, *parts.ema.to_broadcast(), *parts.scale_variables])

@@ -1,7 +1,7 @@
 """What TensorFlow's steps take, and return: batches on the device, metrics on their way from it."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -10,8 +10,57 @@ from numpy.typing import NDArray
 from hvdtrain.backends.objective.stateful_metrics import Samples
 from hvdtrain.backends.step_metrics import PendingVector
 from hvdtrain.data.feed import HostBatch
+from hvdtrain.workers.agreement import Workers
 
 Tensor = Any
+Sized = Any  # what a sum over workers depends on, such as what follows here: size, may_reduce, is_elastic
+
+
+class FixedSize(NamedTuple):
+    """A number of workers that does not change."""
+
+    size: int
+    is_elastic: bool = False
+
+    @property
+    def may_reduce(self) -> bool:
+        """Whether steps hold collectives."""
+        return self.size > 1
+
+
+class TracedWorkers:
+    """The workers for steps that are traced once: in an elastic job, rank and size are variables."""
+
+    def __init__(self, workers: Workers) -> None:
+        self.most, self.is_elastic, self.may_reduce = workers.most, workers.is_elastic, workers.may_reduce
+        self.workers = workers
+        if self.is_elastic:
+            self._size = tf.Variable(float(workers.size), trainable=False, name="workers")
+            self._rank = tf.Variable(workers.rank, trainable=False, name="rank", dtype=tf.int32)
+
+    @property
+    def size(self) -> Any:
+        """Number of workers: an int, or in an elastic job a tensor of type float32."""
+        return self._size.read_value() if self.is_elastic else self.workers.size
+
+    @property
+    def local_size(self) -> int:
+        """Number of workers on this host."""
+        return self.workers.local_size
+
+    @property
+    def rank(self) -> Any:
+        """The rank of this worker: an int, or in an elastic job a tensor of type int32."""
+        return self._rank.read_value() if self.is_elastic else self.workers.rank
+
+    def enter_world(self) -> None:
+        """Take rank and size anew. Local: no collective."""
+        if self.is_elastic:
+            # Python numbers would be kept by TensorFlow for ever
+            self._size.assign(np.asarray(self.workers.size, np.float32))
+            self._rank.assign(np.asarray(self.workers.rank, np.int32))
+
+
 Signature = tuple[tuple[tuple[int | None, ...], np.dtype[Any]], ...]
 
 
@@ -30,8 +79,7 @@ class TensorFlowBatch:
     # several, for it changes with the number of workers
     signature: Signature
     total: Tensor  # ``reduced_weight`` as a tensor
-    is_padded: bool  # whether there are samples of weight 0
-    # for each micro-batch, how many samples do not have weight 0; all if none of them counts
+    # for each micro-batch, how many samples do not have weight 0, or all if none counts; none without padding
     counts: tuple[int, ...]
     samples: Samples  # which samples they are
     in_warmup: bool = False  # whether the step begins while the learning rate is still rising to its peak
@@ -49,7 +97,7 @@ class BatchMaker:
     def __call__(self, batch: HostBatch) -> TensorFlowBatch:
         """Return a batch on the device."""
         one = len(batch.weights) == 1
-        weights, gradient_weights, reduced_weight, total, is_padded, counts = self._weigh(batch, one)
+        weights, gradient_weights, reduced_weight, total, counts = self._weigh(batch, one)
         first: list[int | None] = [None if self._is_elastic and not one else len(batch.weights)]
         return TensorFlowBatch(
             step=batch.step,
@@ -60,7 +108,6 @@ class BatchMaker:
             reduced_weight=reduced_weight,
             signature=tuple(((*first, *a.shape[1:]), a.dtype) for a in batch.arrays.values()),
             total=total,
-            is_padded=is_padded,
             counts=counts,
             samples=Samples(batch.indices, batch.weights, batch.range_samples),
             in_warmup=batch.in_warmup,
@@ -72,13 +119,13 @@ class BatchMaker:
             kind = np.dtype(f"float{self.float_bits}").type
             weights = (batch.weights[0] if one else batch.weights).astype(kind, copy=False)
             reduced = float(weights.sum()) if self._is_local else batch.total_weight
+            counts = [int(np.count_nonzero(row)) or len(row) for row in batch.weights]
             values = (
                 tf.constant(weights),
                 tf.constant(weights * kind(1 / (reduced or 1))),
                 reduced,
                 tf.constant(np.asarray(reduced, kind)),
-                not batch.weights.all(),
-                tuple(int(np.count_nonzero(row)) or len(row) for row in batch.weights),
+                () if batch.weights.all() else tuple(counts),
             )
             known = self._known_weights = batch.weights, values
         return known[1]

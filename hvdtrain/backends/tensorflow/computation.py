@@ -13,15 +13,16 @@ from numpy.typing import NDArray
 
 from hvdtrain.backends.objective.evaluation_metrics import Seen
 from hvdtrain.backends.objective.losses import Values, Weighted, check_values
-from hvdtrain.backends.objective.objective import (
-    REGULARIZATION_LOSS,
-    ComputationBase,
-    Objective,
-    check_free,
-)
+from hvdtrain.backends.objective.objective import REGULARIZATION_LOSS, ComputationBase, Objective, check_free
 from hvdtrain.backends.portable.names import Renaming
 from hvdtrain.backends.step_metrics import NO_SIGNALS, PartialSums, findings
-from hvdtrain.backends.tensorflow.batches import BatchMaker, TensorFlowBatch, TensorFlowPending
+from hvdtrain.backends.tensorflow.batches import (
+    BatchMaker,
+    Sized,
+    TensorFlowBatch,
+    TensorFlowPending,
+    TracedWorkers,
+)
 from hvdtrain.backends.tensorflow.export import TENSORS
 from hvdtrain.backends.tensorflow.functions import (
     Compiled,
@@ -32,19 +33,19 @@ from hvdtrain.backends.tensorflow.functions import (
     phase_of_layers,
 )
 from hvdtrain.backends.tensorflow.objective.gathering import Gathering
-from hvdtrain.backends.tensorflow.objective.losses import (
-    masks_beside,
-    masks_within,
-    to_numpy,
-    weigh,
-)
+from hvdtrain.backends.tensorflow.objective.losses import masks_beside, masks_within, to_numpy, weigh
 from hvdtrain.backends.tensorflow.objective.metric_objects import FUNCTIONS
-from hvdtrain.backends.tensorflow.precision import cast_outputs_to_fp32, float_bits_of, precision_of
 from hvdtrain.backends.tensorflow.state.layer_state import LayerState
 from hvdtrain.backends.tensorflow.state.model_state import ModelState
 from hvdtrain.backends.tensorflow.sync_batch_norm import BatchNormSync
-from hvdtrain.backends.tensorflow.task_model import check_compiler, compiled, make_model
-from hvdtrain.backends.tensorflow.traced_workers import Sized, TracedWorkers
+from hvdtrain.backends.tensorflow.task_model import (
+    cast_outputs_to_fp32,
+    check_compiler,
+    compiled,
+    float_bits_of,
+    make_model,
+    precision_of,
+)
 from hvdtrain.backends.workers import peer_errors
 from hvdtrain.config import Config
 from hvdtrain.data.order import mix
@@ -132,17 +133,17 @@ class Computation(ComputationBase):
         """Return the names that were learnt when a step was traced last."""
         return self.names, self.weighted, self.unused
 
-    def learn_form(self, batch: TensorFlowBatch, training: bool) -> None:
-        """Find out whether calls of the model add losses, which must be known of a batch with padding."""
-        if training in self.leaves_out or not batch.is_padded:
-            return
+    def counts_of(self, batch: TensorFlowBatch, training: bool) -> tuple[int, ...]:
+        """Return how many samples of each micro-batch a step is given; none if it is given all."""
+        if batch.counts and training not in self.leaves_out:
 
-        def traced(arrays: Any, weights: Tensor) -> Tensor:
-            if len(weights.shape) > 1:  # several micro-batches
-                arrays, weights = tf.nest.map_structure(lambda a: a[0], (arrays, weights))
-            return self.per_sample(arrays, weights, training).rows
+            def traced(arrays: Any, weights: Tensor) -> Tensor:
+                if len(weights.shape) > 1:  # several micro-batches
+                    arrays, weights = tf.nest.map_structure(lambda a: a[0], (arrays, weights))
+                return self.per_sample(arrays, weights, training).rows
 
-        tf.function(traced, autograph=False).get_concrete_function(batch.arrays, batch.weights)
+            tf.function(traced, autograph=False).get_concrete_function(batch.arrays, batch.weights)
+        return batch.counts if self.leaves_out.get(training) else ()
 
     def first_counted(
         self, batch: TensorFlowBatch, training: bool
@@ -152,8 +153,7 @@ class Computation(ComputationBase):
         if len(batch.weights.shape) > 1:  # several micro-batches
             parts = tf.nest.map_structure(lambda a: a[0], parts)
         counts = batch.counts[:1] if self.leaves_out.get(training) else ()
-        first: tuple[dict[str, Tensor], Tensor, Tensor] = of_counted(counts, lambda *counted: counted)(*parts)
-        return first
+        return of_counted(counts, lambda *counted: counted)(*parts)
 
     def per_sample(
         self,
@@ -201,15 +201,14 @@ class Computation(ComputationBase):
 
     def evaluate(self, batch: TensorFlowBatch, partial: PartialSums | None) -> PartialSums:
         """Evaluate one batch and return the sums so far. Local unless the loss gathers."""
-        self.learn_form(batch, training=False)
-        leaves_out = batch.is_padded and self.leaves_out[False]
-        function = self._eval_function(batch.counts if leaves_out else ())
+        counts = self.counts_of(batch, training=False)
+        function = self._eval_function(counts)
         if partial is None:
             self.evaluation.begin()
         with peer_errors():
             (sums, seen), (names, weighted, _) = function(batch, batch.arrays, batch.weights)
         if self.evaluation:
-            count = batch.counts[0] if leaves_out else batch.samples.weights.shape[1]
+            count = counts[0] if counts else batch.samples.weights.shape[1]
             self.evaluation.add(masks_within(*seen), batch.samples.rows(0, count))
         if partial is None:
             return PartialSums(names, weighted, sums, batch.total_weight)

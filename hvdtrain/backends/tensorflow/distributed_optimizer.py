@@ -8,8 +8,8 @@ import keras
 import tensorflow as tf
 
 from hvdtrain.backends.reduction import reducer_class
+from hvdtrain.backends.tensorflow.batches import FixedSize
 from hvdtrain.backends.tensorflow.functions import clip_by_norm, dense
-from hvdtrain.backends.tensorflow.traced_workers import FixedSize
 from hvdtrain.config.values import COMPRESSIONS
 from hvdtrain.errors import ConfigError
 

@@ -21,29 +21,32 @@ from hvdtrain.errors import TaskError
 from hvdtrain.workers.seeding import random_state_kept
 
 Tensor = Any
+# whether a trace that was made at one step computes what another step needs
+Guard = Callable[[int], bool]
 
 
 class Compiled:
-    """A step, compiled once for each signature of its batches.
-
-    ``tf.function`` looks its arguments over at every call, which takes more than a hundred
-    microseconds; this remembers what it compiled. Without autograph, as in Keras's own loops,
-    errors of a task stay what they are.
-    """
+    """A step, compiled once for each signature of its batches, which ``tf.function`` finds out slowly."""
 
     def __init__(self, step: Callable[..., Tensor], trace: Callable[[], Any]) -> None:
-        self._function = tf.function(step, autograph=False)
-        self._trace = trace
-        self._known: dict[Signature, tuple[Callable[..., Tensor], Any]] = {}
+        self._step, self._trace = step, trace
+        # for each signature: what a step's number must fulfil, the compiled step, and what its trace gave
+        self._known: dict[Signature, list[tuple[list[Guard], Callable[..., Tensor], Any]]] = {}
 
     def __call__(self, batch: TensorFlowBatch, *arguments: Any) -> tuple[Tensor, Any]:
         """Run the step as it was compiled for such batches; return its result and its trace's."""
-        if batch.signature not in self._known:
-            described = of_any_number(arguments) if batch.signature[0][0][0] is None else arguments
-            with random_state_kept():  # those of the step
-                self._known[batch.signature] = self._function.get_concrete_function(*described), self._trace()
-        function, trace = self._known[batch.signature]
-        return run_compiled(function, *arguments), trace
+        known = self._known.setdefault(batch.signature, [])
+        for guards, function, trace in known:
+            if not guards or all(guard(batch.step) for guard in guards):
+                return run_compiled(function, *arguments), trace
+        with random_state_kept():  # those of the step
+            guards, function = self._compiled(batch, arguments)
+        known.append((guards, function, self._trace()))
+        return run_compiled(function, *arguments), known[-1][2]
+
+    def _compiled(self, batch: TensorFlowBatch, arguments: Sequence[Any]) -> tuple[list[Guard], Any]:
+        described = of_any_number(arguments) if batch.signature[0][0][0] is None else arguments
+        return [], tf.function(self._step, autograph=False).get_concrete_function(*described)
 
 
 def of_any_number(arguments: Sequence[Any]) -> tuple[Any, ...]:
@@ -126,9 +129,7 @@ def accumulated_gradients(
 
     def of_micro_batch(own: Sequence[int], i: Tensor) -> tuple[list[Tensor], Tensor]:
         micro_batch = {name: array[i] for name, array in arrays.items()}
-        found: tuple[list[Tensor], Tensor]
-        found = of_counted(own, gradients_of)(micro_batch, weights[i], gradient_weights[i])
-        return found
+        return of_counted(own, gradients_of)(micro_batch, weights[i], gradient_weights[i])
 
     number = tf.shape(weights)[0] if weights.shape[0] is None else weights.shape[0]
     ends = [i + 1 for i in range(len(counts)) if counts[i : i + 1] != counts[i + 1 : i + 2]]
@@ -156,10 +157,7 @@ def accumulated_gradients(
 
 @contextmanager
 def phase_of_layers(training: bool) -> Iterator[None]:
-    """Return a context in which layers that are called by themselves are in training or in evaluation.
-
-    A loss or a step may call parts of the model, which Keras would leave in evaluation.
-    """
+    """Return a context in which layers that a loss or step calls by themselves are in training or not."""
     plain = keras_layer.CallContext
     keras_layer.CallContext = type(plain.__name__, (plain,), {"training": training})
     try:
@@ -196,8 +194,7 @@ class Phase:
     def losses(self) -> list[Tensor]:
         """The model's losses; an objective that reads them adds them itself."""
         self._are_losses_read = True
-        losses: list[Tensor] = self._model.losses
-        return losses
+        return self._model.losses
 
     @property
     def has_losses_of_calls(self) -> bool:
@@ -232,14 +229,13 @@ def native(variable: Any) -> Any:
     return variable.value if isinstance(variable, keras.Variable) else variable
 
 
-def marked(name: str) -> Any:
+def marked(name: str, key: str = "_hvdtrain_gradient") -> Any:
     """Return a context for a collective of this name, while a step is traced.
 
     Without a mark of its own, TensorFlow merges those of tensors that are equal on this worker, for which
     others that have two would wait.
     """
-    mark = {"_hvdtrain_gradient": AttrValue(s=name.encode())}
-    return tf.compat.v1.get_default_graph()._attr_scope(mark)
+    return tf.compat.v1.get_default_graph()._attr_scope({key: AttrValue(s=name.encode())})
 
 
 def dense(gradients: Sequence[Tensor], parameters: Sequence[Any], zero: Tensor) -> list[Tensor]:
@@ -265,19 +261,15 @@ def _dense(gradient: Tensor, shape: Any) -> Tensor:
 def normalized(gradients: list[Tensor], counted: Tensor, total_weight: Tensor) -> list[Tensor]:
     """Divide gradients by the share of the samples' weight that counted; by 1 if nothing did."""
     factor = tf.where(counted > 0, total_weight / counted, tf.ones((), counted.dtype))
-    divided: list[Tensor] = tf.cond(
+    return tf.cond(
         tf.equal(factor, 1.0),
         lambda: gradients,
         lambda: [gradient * tf.cast(factor, gradient.dtype) for gradient in gradients],
     )
-    return divided
 
 
 def clip_by_norm(gradients: Sequence[Tensor], clip_norm: float) -> tuple[list[Tensor], Tensor]:
-    """Scale gradients so that their joint norm is at most ``clip_norm``; return also what it was.
-
-    Source: torch.nn.utils.clip_grad_norm_, whose small constant it shares.
-    """
+    """Scale gradients to a joint norm of at most that, as torch.nn.utils; return also what it was."""
     norm = tf.sqrt(tf.add_n([tf.reduce_sum(tf.square(g)) for g in gradients]))
     return scaled_to_norm(gradients, norm, clip_norm), norm
 

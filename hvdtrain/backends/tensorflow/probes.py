@@ -154,8 +154,7 @@ def dry_run(step: Any, state_tensors: Any, batch: HostBatch, training: bool) -> 
     found = changes.crcs, changes.refusal
     kept = {"weighted": computation.weighted, "metrics": {} if training else computation.evaluation.tried}
     result = DryRun(recorder.outputs, values, last, error, note, *found, **kept)
-    completed: DryRun = step.completed(result, training)
-    return completed
+    return step.completed(result, training)
 
 
 def values_of_first(

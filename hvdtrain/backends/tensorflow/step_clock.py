@@ -21,16 +21,13 @@ from hvdtrain.backends.recording import (
     StepRecorder,
     check_size,
 )
-from hvdtrain.backends.tensorflow.traced_workers import TracedWorkers
+from hvdtrain.backends.tensorflow.batches import TracedWorkers
 
 Tensor = Any
 
 
 class StepClock(StepClockBase):
-    """Measures how long this worker is busy from one reduction to the next.
-
-    Time is taken inside of the compiled step, by the system's clock; a step in which that is set back is 0.
-    """
+    """Measures how long this worker is busy between reductions, within the step, by the host clock."""
 
     def __init__(self, workers: TracedWorkers, is_measured: bool) -> None:
         super().__init__(workers.workers, is_measured)

@@ -9,8 +9,8 @@ import horovod.tensorflow as hvd
 import keras
 import tensorflow as tf
 
+from hvdtrain.backends.tensorflow.batches import Sized
 from hvdtrain.backends.tensorflow.state.model_state import walk
-from hvdtrain.backends.tensorflow.traced_workers import Sized
 from hvdtrain.backends.workers import group_of
 from hvdtrain.errors import TaskError
 

@@ -11,7 +11,6 @@ import torch
 from hvdtrain.backends.base import Backend
 from hvdtrain.backends.options import check_precision
 from hvdtrain.backends.records import BackendInfo, DeviceMemory, Exported, PortableState
-from hvdtrain.backends.start import start_horovod
 from hvdtrain.backends.steps import choose_step
 from hvdtrain.backends.torch import export, probes
 from hvdtrain.backends.torch.batches import TorchBatch
@@ -22,8 +21,9 @@ from hvdtrain.backends.torch.state.moving_state import MovingState
 from hvdtrain.backends.torch.state.tensors import optimizers_kept
 from hvdtrain.backends.torch.step_clock import ProfilerRecorder
 from hvdtrain.backends.torch.steps.optimizer_state import TrainingState
-from hvdtrain.backends.torch.steps.parts import Parts
+from hvdtrain.backends.torch.steps.plain_step import Parts
 from hvdtrain.backends.torch.task_model import choose_device, device_memory
+from hvdtrain.backends.workers import start_horovod
 from hvdtrain.config import Config
 from hvdtrain.data.feed import HostBatch
 from hvdtrain.data.order import mix
@@ -51,7 +51,7 @@ class TorchBackend(Backend):
     model: torch.nn.Module
     parts: Parts
     _state: TrainingState
-    _probes, _files = probes, export
+    _hvd, _probes, _files = hvd, probes, export
     _recorder, _untrained = ProfilerRecorder, StateTensors
 
     def __init__(self, workers: Workers, device: torch.device) -> None:
@@ -61,7 +61,6 @@ class TorchBackend(Backend):
         self._device = device
 
     def to_device(self, batches: Iterable[HostBatch]) -> Iterator[TorchBatch]:
-        """Yield the device batches that the steps take, one ahead of the host's."""
         wrap = self.parts.computation.wrap
         if self._device.type == "cpu":
             yield from map(wrap, batches)
@@ -82,25 +81,16 @@ class TorchBackend(Backend):
             yield ahead
 
     def device_memory(self) -> DeviceMemory | None:
-        """Return the memory of this worker's GPU; None on the CPU. Local: no collective."""
         return device_memory(self._device)
 
     def follow_trained(self, kept: dict[str, list[str]] | None = None) -> int:
-        """Train what requires a gradient now, or what a checkpoint keeps; return how many numbers. Local."""
         self._take(self.parts.renewed(kept))
         self._moving = self._moving_state()
         return sum(entry.tensor.numel() for entry in self.parts.trainable)
 
     def undone_step(self, batch: TorchBatch, learning_rate: float, signals: Sequence[float]) -> None:
-        """Collective. Do a step as ``train_step``, with what was trained before, and undo it."""
         with self.parts.trained_set.as_before(), self._all_kept():
             self.train_step(batch.copied(), learning_rate, signals)
-
-    def trained_state(self) -> dict[str, list[str]] | None:
-        """Return what a checkpoint keeps of what is trained; None while all is as it was built. Local."""
-        if not self.step.follows_trained:
-            return None
-        return self.parts.trained_set.state(optimized=self.parts.optimized, slots=self.parts.slotted)
 
     @contextmanager
     def ema_weights(self) -> Iterator[None]:
@@ -114,19 +104,12 @@ class TorchBackend(Backend):
                 if not computation.is_training:
                     computation.enter_mode(training=True)
 
-    @staticmethod
-    def close() -> None:
-        """Collective. Leave Horovod."""
-        hvd.shutdown()
-
     def export(self, format_name: str, path: Path, batches: Sequence[HostBatch]) -> Exported:
-        """Write the model in a format for serving, load it back and compare outputs. Local."""
         one = self.parts.computation
         with one.gathering.alone():
             return export.export_model(self.model, one.new_model, one.serving, format_name, path, batches)
 
     def plain_model(self) -> torch.nn.Module:
-        """Return the model with its weights as the task made it, ready for evaluation. Local."""
         return export.plain_model(self.model, self.parts.computation.new_model)
 
     def _make(self, task: Any, config: Config, batch: HostBatch | None) -> Parts:
@@ -147,7 +130,6 @@ class TorchBackend(Backend):
 
     @contextmanager
     def _all_kept(self) -> Iterator[None]:
-        """Return a context after which everything that steps change is as it was."""
         scale = self.parts.loss_scale
         numbers = None if scale is None else scale.to_broadcast()
         averages = self.parts.ema.to_broadcast()

@@ -13,17 +13,23 @@ from hvdtrain.backends.objective.losses import Values, Weighted, check_values
 from hvdtrain.backends.objective.objective import ComputationBase
 from hvdtrain.backends.portable.names import Renaming
 from hvdtrain.backends.step_metrics import NO_SIGNALS, NUMBERS_AFTER_SUMS, PartialSums, findings
-from hvdtrain.backends.torch.activations import apply_activation_checkpointing
 from hvdtrain.backends.torch.batches import BatchMaker, TorchBatch, TorchPending
 from hvdtrain.backends.torch.export import TENSORS
 from hvdtrain.backends.torch.objective.gathering import Gathering
 from hvdtrain.backends.torch.objective.losses import weigh
 from hvdtrain.backends.torch.objective.metric_objects import FUNCTIONS
-from hvdtrain.backends.torch.precision import autocast, cast_outputs_to_fp32, float_bits_of
 from hvdtrain.backends.torch.state.model_state import ModelState
 from hvdtrain.backends.torch.state.tensors import as_array
 from hvdtrain.backends.torch.sync_batch_norm import BatchNormSync, find_batch_norms
-from hvdtrain.backends.torch.task_model import check_compiler, compiled, make_model
+from hvdtrain.backends.torch.task_model import (
+    apply_activation_checkpointing,
+    autocast,
+    cast_outputs_to_fp32,
+    check_compiler,
+    compiled,
+    float_bits_of,
+    make_model,
+)
 from hvdtrain.backends.workers import peer_errors
 from hvdtrain.config import Config
 from hvdtrain.data.order import mix

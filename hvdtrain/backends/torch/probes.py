@@ -155,8 +155,7 @@ def dry_run(step: Any, state_tensors: Any, batch: HostBatch, training: bool) -> 
     }
     outputs.append(None)  # if the model was not called
     result = DryRun(outputs[0], values, last, error, undone, *found, **kept)
-    completed: DryRun = step.completed(result, training)
-    return completed
+    return step.completed(result, training)
 
 
 def values_of_first(

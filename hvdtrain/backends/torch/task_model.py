@@ -3,15 +3,103 @@
 import os
 import shlex
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+from torch.utils.checkpoint import checkpoint
 
-from hvdtrain.backends.options import check_gpus
+from hvdtrain.backends.options import check_gpus, find_blocks
 from hvdtrain.backends.records import DeviceMemory
 from hvdtrain.backends.workers import HorovodWorkers
 from hvdtrain.errors import EnvironmentFault, TaskError
+
+_HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def float_bits_of(model: torch.nn.Module) -> int:
+    """Return the bits of the numbers that a model takes, 32 or 64: those of its first matrix if any."""
+    given = [p for p in model.parameters() if p.is_floating_point() or p.is_complex()]
+    first = next((p for p in given if p.dim() > 1), given[0] if given else None)
+    return 64 if first is not None and first.dtype in (torch.float64, torch.complex128) else 32
+
+
+def autocast(precision: str, device: torch.device, cache: bool = True) -> AbstractContextManager[Any]:
+    """Return a context for the model and its loss: operations that bear it compute in half precision."""
+    if precision == "fp32":
+        return nullcontext()
+    return torch.autocast(device.type, dtype=_HALVES[precision], cache_enabled=cache)
+
+
+def cast_outputs_to_fp32(model: torch.nn.Module, precision: str) -> None:
+    """Cast the model's outputs to fp32, so that losses and metrics are computed in it."""
+    if precision == "fp32":
+        return
+    is_called = type(model).forward is not torch.nn.Module.forward
+    for module in [model] if is_called else model.children():
+        module.register_forward_hook(
+            lambda _module, _inputs, outputs: pytree.tree_map(_cast_to_fp32, outputs)
+        )
+
+
+def _cast_to_fp32(value: Any) -> Any:
+    is_half = isinstance(value, torch.Tensor) and value.dtype in _HALVES.values()
+    return value.float() if is_half else value
+
+
+# what batch norm, and whatever names its statistics alike, moves in every forward pass
+_STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
+
+
+def apply_activation_checkpointing(model: nn.Module) -> None:
+    """Let a model keep what goes into its blocks, and compute the rest again where it is needed."""
+    remedy = "torch_model()", "torch.nn.Module", "or keep two or more of it in a ModuleList"
+    for block in find_blocks(model, nn.Module.named_children, _is_repeatable, remedy):
+        block.forward = _recomputed(block)
+
+
+def _is_repeatable(module: nn.Module, child: nn.Module) -> bool:
+    """Return whether a part that has parameters stands in a list of modules."""
+    return isinstance(module, nn.ModuleList | nn.Sequential) and next(child.parameters(), None) is not None
+
+
+def _recomputed(block: nn.Module) -> Callable[..., Any]:
+    """Return a forward pass that keeps nothing but its arguments; dropout draws the same again."""
+    forward = block.forward
+    has_statistics = any(name in module._buffers for module in block.modules() for name in _STATISTICS)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return forward(*args, **kwargs)
+        # a compiler repeats operations, never what they change
+        if has_statistics and not torch.compiler.is_compiling():
+            # of the forward pass, and of its repetition
+            kwargs["context_fn"] = lambda: (nullcontext(), _statistics_kept(block))
+        return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=True, **kwargs)
+
+    return call
+
+
+@contextmanager
+def _statistics_kept(block: nn.Module) -> Iterator[None]:
+    """Context after which moving statistics are what they were: the forward pass has moved them already."""
+    buffers = [
+        tensor
+        for module in block.modules()
+        for name, tensor in module._buffers.items()
+        if name in _STATISTICS and tensor is not None
+    ]
+    before = [buffer.detach().clone() for buffer in buffers]
+    try:
+        yield
+    finally:
+        for buffer, value in zip(buffers, before, strict=True):
+            # past autograd's count of changes: the backward pass does not read them in training
+            buffer.data.copy_(value)
+
 
 # those of a LightningModule that decide what is computed
 _METHODS = ("training_step", "validation_step", "configure_optimizers")

@@ -10,8 +10,8 @@ from typing import Any
 from hvdtrain.backends import load_backend
 from hvdtrain.backends.base import Backend
 from hvdtrain.backends.pipeline.pipeline import Layout
-from hvdtrain.backends.start import forbid_restart
 from hvdtrain.backends.torchrun import join_torchrun
+from hvdtrain.backends.workers import forbid_restart
 from hvdtrain.config import COMMAND_LINE, Config, Layer
 from hvdtrain.config.layers import resolve
 from hvdtrain.config.values import check_installed

@@ -7,10 +7,10 @@ import horovod.tensorflow as hvd
 import tensorflow as tf
 
 from hvdtrain.backends.reduction import meanwhile, no_bf16
+from hvdtrain.backends.tensorflow.batches import Sized
 from hvdtrain.backends.tensorflow.functions import marked
 from hvdtrain.backends.tensorflow.reduction.flat import make_buckets
 from hvdtrain.backends.tensorflow.reduction.reducer import Reducer
-from hvdtrain.backends.tensorflow.traced_workers import Sized
 from hvdtrain.backends.workers import group_of
 
 Tensor = Any

@@ -1,46 +1,181 @@
 """A task's own training step; ``torch/`` has the same, and ``backends/custom_step.py`` the rules."""
 
-from collections.abc import Mapping, Sequence
-from functools import cache, partial
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial, partialmethod
 from typing import Any
 
 import horovod.tensorflow as hvd
+import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
-from tensorflow.core.framework.attr_value_pb2 import AttrValue
 
-from hvdtrain.backends.custom_step import (
-    CallsBase,
-    CustomStepRules,
-    Optimizers,
-    StepOptimizerBase,
-    StepPart,
-    check_gradients,
-    own_step_of,
-    stepped_alone,
-)
-from hvdtrain.backends.objective.losses import Weighted, check_values
+from hvdtrain.backends.custom_step import CallsBase, CustomStepRules, StepOptimizerBase, StepPart
 from hvdtrain.backends.step_metrics import PendingVector, findings
-from hvdtrain.backends.tensorflow.batches import TensorFlowBatch, TensorFlowPending
+from hvdtrain.backends.tensorflow.batches import TensorFlowBatch, TensorFlowPending, TracedWorkers
 from hvdtrain.backends.tensorflow.functions import (
+    Compiled,
+    Guard,
     Phase,
     clip_by_norm,
     dense,
     joined,
+    marked,
     native,
-    normalized,
     of_counted,
 )
-from hvdtrain.backends.tensorflow.precision import check_scaled, own_scale, scaled, unscaled
 from hvdtrain.backends.tensorflow.probes import values_of_first
-from hvdtrain.backends.tensorflow.steps.parts import Parts
-from hvdtrain.backends.tensorflow.steps.plain_step import PlainStep
-from hvdtrain.backends.tensorflow.steps.step_number import CompiledByStep, StepNumber
-from hvdtrain.backends.tensorflow.traced_workers import TracedWorkers
+from hvdtrain.backends.tensorflow.steps.plain_step import Parts, PlainStep
+from hvdtrain.backends.tensorflow.steps.update import check_scaled, own_scale, scaled, unscaled
+from hvdtrain.backends.workers import first_line
 from hvdtrain.errors import TaskError
 
+Graph = Any
 Tensor = Any
 Variable = Any
+
+
+# operations that draw from generators of their own, which start anew with each process
+_RANDOM = frozenset(
+    {
+        *("RandomStandardNormal", "RandomUniform", "RandomUniformInt", "TruncatedNormal", "RandomShuffle"),
+        *("RandomGamma", "RandomPoisson", "RandomPoissonV2", "Multinomial", "ParameterizedTruncatedNormal"),
+    }
+)
+_WRITES = ("Assign", "ResourceApply", "ResourceScatter", "ResourceSparseApply")
+
+
+def check_graph(graph: Graph, variables: Sequence[Any]) -> None:
+    """Check that a step changes only what is saved and draws only what is seeded by the step."""
+    own = {id(native(variable).handle) for variable in variables}
+    captured = {id(inside): outside for outside, inside in graph.captures}
+    for operation in graph.get_operations():
+        if operation.type in _RANDOM:
+            raise TaskError(
+                f"tf_step draws random numbers with {operation.type} ({operation.name}): workers would draw "
+                "the same ones, and a resumed run others",
+                "Return them from the data set, or give the model a keras.random.SeedGenerator and call "
+                "keras.random.normal(shape, seed=model.seed_generator), for example.",
+                everywhere=True,
+            )
+        for tensor in operation.inputs if operation.type.startswith(_WRITES) else ():
+            outside = captured.get(id(tensor))
+            # a large constant is captured, too
+            if outside is not None and tensor.dtype == tf.resource and id(outside) not in own:
+                name = next((v.name for v in graph.variables if v.handle is outside), "a variable")
+                raise TaskError(
+                    f"tf_step changes {name!r}, which is not a variable of the model: it would not be saved",
+                    "Make it a weight of the model: self.add_weight(..., trainable=False).",
+                    everywhere=True,
+                )
+
+
+MAX_TRACES = 16  # for batches of one form; each takes seconds and memory
+_REMEDY = (
+    "Compare it, as in `if optimizers.step % 5 == 0`, or compute with it as a tensor, as in "
+    "tf.cast(optimizers.step, tf.float32)."
+)
+
+
+class StepNumber:
+    """The number of a step, counted from 0, or a number that was computed of it with integers.
+
+    A comparison gives a Python bool and is remembered with its answer, as a guard: the step is traced once
+    for each set of answers, not once for each number. Everything else gives a tensor.
+    """
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __init__(self, value: int, tensor: Any = None, guards: Any = None, of_step: Any = int) -> None:
+        self._value = value
+        self.tensor = tf.constant(value, tf.int64) if tensor is None else tensor
+        self._guards: list[Guard] = [] if guards is None else guards  # where the answers are remembered
+        self._of_step: Callable[[int], int] = of_step  # how the number follows from the step's
+
+    def __rsub__(self, other: Any) -> Any:
+        return self * -1 + other
+
+    def __truediv__(self, other: Any) -> Tensor:
+        return tf.cast(self.tensor, tf.float32) / other
+
+    def __bool__(self) -> bool:
+        return bool(self != 0)
+
+    def __index__(self) -> int:
+        raise TypeError(f"optimizers.step is not an int: tf_step is traced once for many steps. {_REMEDY}")
+
+    def _computed(self, other: Any, operation: Callable[[Any, Any], Any]) -> Any:
+        if not isinstance(other, int):
+            kind = tf.float32 if isinstance(other, float) else tf.convert_to_tensor(other).dtype
+            return operation(tf.cast(self.tensor, kind), other)
+        of_step, tensor = self._of_step, operation(self.tensor, tf.constant(other, tf.int64))
+        value = operation(self._value, other)
+        return StepNumber(value, tensor, self._guards, lambda step: operation(of_step(step), other))
+
+    def _answer(self, other: Any, compares: Callable[[Any, Any], Any]) -> Any:
+        if not isinstance(other, int | float):
+            return compares(self.tensor, tf.cast(other, self.tensor.dtype))
+        answer, of_step = bool(compares(self._value, other)), self._of_step
+        self._guards.append(lambda step: bool(compares(of_step(step), other)) == answer)
+        return answer
+
+    __add__ = __radd__ = partialmethod(_computed, operation=operator.add)
+    __mul__ = __rmul__ = partialmethod(_computed, operation=operator.mul)
+    __sub__ = partialmethod(_computed, operation=operator.sub)
+    __floordiv__ = partialmethod(_computed, operation=operator.floordiv)
+    __mod__ = partialmethod(_computed, operation=operator.mod)
+    __eq__ = partialmethod(_answer, compares=operator.eq)
+    __ne__ = partialmethod(_answer, compares=operator.ne)
+    __lt__ = partialmethod(_answer, compares=operator.lt)
+    __le__ = partialmethod(_answer, compares=operator.le)
+    __gt__ = partialmethod(_answer, compares=operator.gt)
+    __ge__ = partialmethod(_answer, compares=operator.ge)
+
+
+tf.register_tensor_conversion_function(
+    StepNumber, lambda value, dtype=None, **_: value.tensor if dtype is None else tf.cast(value.tensor, dtype)
+)
+
+
+class CompiledByStep(Compiled):
+    """A task's own step, compiled once for each signature of its batches and each way that it decides."""
+
+    def __init__(
+        self, step: Callable[..., Tensor], trace: Callable[[], Any], variables: Sequence[Any]
+    ) -> None:
+        super().__init__(step, trace)
+        self._variables = variables
+
+    def __call__(self, batch: TensorFlowBatch, *arguments: Any) -> tuple[Tensor, Any]:
+        """Run the step as it was compiled for these decisions; return its result and its trace's."""
+        return super().__call__(batch, tf.constant(np.asarray(batch.step, np.int64)), *arguments)
+
+    def _compiled(self, batch: TensorFlowBatch, arguments: Sequence[Any]) -> tuple[list[Guard], Any]:
+        if len(self._known[batch.signature]) == MAX_TRACES:
+            raise TaskError(
+                f"tf_step decides by optimizers.step in more than {MAX_TRACES} different ways, and is traced "
+                "anew for each of them",
+                f"Decide by fewer comparisons. {_REMEDY}",
+                everywhere=True,
+            )
+        guards: list[Guard] = []
+
+        def traced(tensor: Tensor, *tensors: Tensor) -> Tensor:
+            guards.clear()
+            return self._step(StepNumber(batch.step, tensor, guards), *tensors)
+
+        try:
+            function = tf.function(traced, autograph=False).get_concrete_function(*arguments)
+        except tf.errors.OperatorNotAllowedInGraphError as error:
+            raise TaskError(
+                f"tf_step decides in Python by a tensor: {first_line(error)}",
+                "A step is traced once for many batches, and workers have different ones. Decide by "
+                "optimizers.step, or choose between values with tf.where.",
+                everywhere=True,
+            ) from error
+        check_graph(function.graph, self._variables)
+        return guards, function
+
 
 # how the message of a step begins whose workers' calls differ
 _DIFFERENT_CALLS = "hvdtrain.own_step:"
@@ -49,9 +184,8 @@ _DIFFERENT_CALLS = "hvdtrain.own_step:"
 class Calls(CallsBase):
     """The calls of a step; what they return are the operations of a check, which fail if calls differ."""
 
-    def __init__(self, names: Sequence[str], workers: TracedWorkers) -> None:
-        super().__init__(names)
-        self._workers = workers
+    def __init__(self, workers: TracedWorkers) -> None:
+        super().__init__(workers)
         self._errors: list[TaskError] = []  # of all steps traced so far, by what their messages give
         self._zero = tf.Variable(0.0, trainable=False, name="zero", dtype=tf.float64)
 
@@ -60,36 +194,27 @@ class Calls(CallsBase):
         _, found, rest = str(error).partition(_DIFFERENT_CALLS)
         return self._errors[int(rest.split(":")[0])] if found else None
 
-    def _compare(self, number: int, codes: list[float], different: TaskError) -> list[Any]:
+    def _compare(self, codes: list[float], different: TaskError) -> list[Any]:
         if not self._workers.may_reduce:
             return []
         # with a variable, as TensorFlow would work out the sum of constants when it compiles the step
         own = tf.constant(codes, tf.float64) + self._zero.read_value()
-        summed = hvd.allreduce(own, op=hvd.Sum, name=f"hvdtrain.own_step.{number}")
+        summed = hvd.allreduce(own, op=hvd.Sum, name=f"hvdtrain.own_step.{self.number}")
         is_equal = tf.reduce_all(tf.equal(summed, own * tf.cast(self._workers.size, tf.float64)))
         self._errors.append(different)
         return [tf.debugging.Assert(is_equal, [f"{_DIFFERENT_CALLS}{len(self._errors) - 1}:"])]
 
 
 class StepOptimizer(StepOptimizerBase):
-    """One of the optimizers that a task's own step is given.
-
-    The Keras optimizer itself refuses to be applied from now on.
-    """
+    """One of the optimizers that a task's own step is given."""
 
     def __init__(self, name: str, parts: Parts, calls: Calls, workers: TracedWorkers) -> None:
         super().__init__(name, parts.config, calls, workers)
         self._optimizer, self._fields = parts.optimizers[name], parts.owned[name]
         self._factor = parts.factors.get(name, 1.0)
         self.variables: list[Variable] = [field.variable for field in self._fields]
-        self._apply = self._optimizer.apply
         self._zero = tf.Variable(0.0, trainable=False, name="zero")
         self._graph: Any = None
-
-        def refuse(*_: Any, **__: Any) -> None:
-            raise stepped_alone(name)
-
-        vars(self._optimizer)["apply"] = refuse
 
     @property
     def learning_rate(self) -> Tensor:
@@ -101,45 +226,35 @@ class StepOptimizer(StepOptimizerBase):
 
     def gradients(self, losses: Any, tape: tf.GradientTape | None = None) -> list[Tensor]:
         """Collective. Return the mean gradient over the global batch, one tensor for each variable."""
-        samples = self._outside_of_branches()
-        check_values({f"what is given to the optimizer {self._name!r}": losses}, samples.weights.shape[0])
+        samples = self._of_call()
+        self._check_losses(losses, samples.weights.shape[0])
         if tape is None:
             raise TaskError(
                 f"the optimizer {self._name!r} was given losses without the tape that recorded them",
                 "Compute the losses under `with tf.GradientTape() as tape:` and give the tape after them.",
             )
-        target, own = _target_and_own_weights(losses, samples)
-        weights = samples.gradient_weights if own is None else samples.gradient_weights * own
         scale = own_scale(self._optimizer)
-        weights = weights if scale is None else weights * scale
-        weights = tf.cast(weights if target.shape.rank else tf.reduce_sum(weights), target.dtype)
-        found = tape.gradient(target, [native(variable) for variable in self.variables], weights)
+        (weights,) = scaled([samples.gradient_weights], scale)
+        wanted = [native(variable) for variable in self.variables]
+        found = tape.gradient(losses, wanted, tf.cast(weights, losses.dtype))
         self._note_unused([field.name for field in self._fields], found)
         gradients = dense(found, self.variables, self._zero)
-        reduced = gradients if samples.learning_rate is None else self._reduced(gradients, own, samples)
-        return unscaled(reduced, scale)
+        return unscaled(gradients if samples.learning_rate is None else self._reduced(gradients), scale)
 
-    def apply(self, gradients: Sequence[Tensor]) -> None:
-        """Clip the gradients, set the learning rate and take a step."""
-        samples = self._outside_of_branches()
-        check_gradients(self._name, gradients, self.variables)
-        self.is_applied = True
-        if samples.learning_rate is None:
-            return
+    def _apply(self, gradients: Sequence[Tensor], _: StepPart) -> None:
         clipped = list(gradients)
         if self._clip_norm is not None:
             clipped, _ = clip_by_norm(gradients, self._clip_norm)
         # parameters change after every reduction has succeeded
         with tf.control_dependencies([tf.group(*clipped)]):
             self._optimizer.learning_rate.assign(self.learning_rate)
-            self._apply(scaled(clipped, own_scale(self._optimizer)), self.variables)
+            self._optimizer.apply(scaled(clipped, own_scale(self._optimizer)), self.variables)
 
     def begin(self, samples: StepPart | None) -> None:
-        """Begin a step with these samples; None if no step is being done. Local: no collective."""
         super().begin(samples)
         self._graph = _graph()
 
-    def _outside_of_branches(self) -> StepPart:
+    def _of_call(self) -> StepPart:
         samples = self._of_step()
         if _graph() is not self._graph:
             raise TaskError(
@@ -149,47 +264,32 @@ class StepOptimizer(StepOptimizerBase):
             )
         return samples
 
-    def _reduced(self, gradients: list[Tensor], own: Tensor | None, samples: StepPart) -> list[Tensor]:
-        """Collective. Return the sums of gradients over workers, divided by the share that counted.
+    def _reduced(self, gradients: list[Tensor]) -> list[Tensor]:
+        """Collective. Return the sums of gradients over workers.
 
         Calls are distinguished by name, for Horovod, and by a mark, without which TensorFlow would merge
         reductions of equal gradients.
         """
-        call = f"{self._name}.{self._own_calls - 1}"
-        mark = {"_hvdtrain_call": AttrValue(s=call.encode())}
-        reducer = self._new_reducer()
+        call, reducer = f"{self._name}.{self._own_calls - 1}", self._new_reducer()
         reducer.attach({field.path: field.variable for field in self._fields})
-        checks = self._calls.announce(self._name, is_weighted=own is not None)
-        with tf.control_dependencies(checks), tf.name_scope(call), _graph()._attr_scope(mark):
-            summed, _ = reducer.finish(gradients)
-            if own is None:
-                return summed
-            counted = tf.linalg.matvec(own[tf.newaxis], samples.weights)[0]
-            if self._workers.may_reduce:
-                counted = hvd.allreduce(counted, op=hvd.Sum, name="hvdtrain.counted")
-        return normalized(summed, counted, samples.total_weight)
+        checks = self._calls.announce(f"gradients() of {self._name!r}")
+        with tf.control_dependencies(checks), tf.name_scope(call), marked(call, "_hvdtrain_call"):
+            return reducer.finish(gradients)[0]
 
 
 class CustomStep(CustomStepRules, PlainStep):
     """A task's own training step: it calls the model and its optimizers as it likes."""
 
+    kinds = Calls, StepOptimizer
+
     def attach(self, parts: Parts) -> None:
-        """Take the parts of the step. Local: no collective."""
         check_scaled(self.computation.precision, list(parts.optimizers.values()))
-        self.parts, workers = parts, self.computation.traced_workers
-        self._step: Any = own_step_of(parts.task, parts.config)
-        self._calls = Calls(list(parts.optimizers), workers)
-        self._optimizers = {
-            name: StepOptimizer(name, parts, self._calls, workers) for name in parts.optimizers
-        }
-        self._given = Optimizers(self._optimizers)
-        self.trace()
+        super().attach(parts)
 
     def trace(self) -> None:
-        """Let what steps call be traced anew, when the next batch comes."""
         self.computation.trace()
         changing = [*self.changed_early(), *self.computation.seed_states]
-        others = (self.computation.learnt, changing, self._calls.error_of)
+        others = self.computation.learnt, changing
         self._function = cache(lambda counts: CompiledByStep(partial(self._traced, counts), *others))
 
     def changed_early(self) -> list[Any]:
@@ -198,9 +298,12 @@ class CustomStep(CustomStepRules, PlainStep):
         return [*self.computation.model.variables, *parts.slots, *parts.ema.to_broadcast()]
 
     def train(self, batch: TensorFlowBatch, learning_rate: float, signals: Sequence[float]) -> PendingVector:
-        """Collective. Do a step."""
-        function = self._function(batch.counts if batch.is_padded else ())
-        vector, (names, weighted, unused) = function(batch, *self.arguments(batch, learning_rate, signals))
+        function = self._function(batch.counts)
+        arguments = self.arguments(batch, learning_rate, signals)
+        try:
+            vector, (names, weighted, unused) = function(batch, *arguments)
+        except tf.errors.InvalidArgumentError as error:
+            raise self._calls.error_of(error) or error from None
         self.parts.trained_set.look()
         return TensorFlowPending(names, vector, batch.total_weight, unused, weighted)
 
@@ -210,25 +313,23 @@ class CustomStep(CustomStepRules, PlainStep):
             return super().dry_run(batch, training, draws)
 
         def rows_of(micro_batch: Any, weights: Tensor, gradient_weights: Tensor) -> Tensor:
-            part = StepPart(weights, gradient_weights, batch.total, None)
+            part = StepPart(weights, gradient_weights, None)
             return self._rows(micro_batch, StepNumber(batch.step), part)
 
         return values_of_first(self.computation, batch, training, draws, rows_of)
 
     def forget(self) -> None:
-        """Forget whatever a step that failed has begun. Local: no collective."""
-        self._calls.begin()
         for optimizer in self._optimizers.values():
             optimizer.begin(None)
 
     def _traced(self, counts: tuple[int, ...], number: StepNumber, *tensors: Any) -> Tensor:
         """Collective. Do a step, while it is traced; the tensors are those of ``PlainStep``."""
-        arrays, weights, gradient_weights, total_weight, learning_rate, share, seeds, signals = tensors
+        arrays, weights, gradient_weights, _, learning_rate, share, seeds, signals = tensors
         computation = self.computation
         computation.set_seeds(seeds)
 
         def sums_of(micro_batch: Any, weights: Tensor, gradient_weights: Tensor) -> Tensor:
-            part = StepPart(weights, gradient_weights, total_weight, learning_rate)
+            part = StepPart(weights, gradient_weights, learning_rate)
             return tf.linalg.matvec(self._rows(micro_batch, number, part), weights)
 
         sums = of_counted(counts, sums_of)(arrays, weights, gradient_weights)
@@ -263,15 +364,3 @@ class CustomStep(CustomStepRules, PlainStep):
 
 def _graph() -> Any:
     return tf.compat.v1.get_default_graph()
-
-
-def _target_and_own_weights(losses: Any, samples: StepPart) -> tuple[Tensor, Tensor | None]:
-    """Return what is differentiated, and each sample's own weight; None if the losses have none."""
-    if not isinstance(losses, Weighted):
-        return tf.convert_to_tensor(losses), None
-    values = tf.convert_to_tensor(losses.values)
-    weights = tf.stop_gradient(tf.cast(losses.weights, samples.weights.dtype))
-    if values.shape.rank == 0:  # a batch's mean: of each sample an equal part
-        number = tf.shape(samples.weights)[0]
-        weights = tf.fill([number], weights / tf.cast(number, weights.dtype))
-    return values, weights

@@ -15,9 +15,9 @@ from hvdtrain.backends.pipeline.pipeline import Call, StagePassesBase
 from hvdtrain.backends.pipeline.stage_step import Form
 from hvdtrain.backends.tensorflow.functions import phase_of_layers, run_compiled
 from hvdtrain.backends.tensorflow.objective.losses import masks_within
-from hvdtrain.backends.tensorflow.precision import cast_outputs_to_fp32
 from hvdtrain.backends.tensorflow.probes import state_kept
 from hvdtrain.backends.tensorflow.state.model_state import ModelState
+from hvdtrain.backends.tensorflow.task_model import cast_outputs_to_fp32
 from hvdtrain.errors import TaskError
 from hvdtrain.models.block import Block, called_in_order, parts_of
 
@@ -266,7 +266,7 @@ class StagePasses(StagePassesBase):
         parts = batch.arrays, batch.weights, batch.gradient_weights
         if len(batch.weights.shape) > 1:  # several micro-batches
             parts = tf.nest.map_structure(lambda tensor: tensor[place], parts)
-        counted = np.flatnonzero(parts[1].numpy()) if batch.is_padded else np.arange(0)
+        counted = np.flatnonzero(parts[1].numpy()) if batch.counts else np.arange(0)
         if 0 < len(counted) < len(parts[1]):
             parts = tf.nest.map_structure(lambda tensor: tf.gather(tensor, counted), parts)
         return parts

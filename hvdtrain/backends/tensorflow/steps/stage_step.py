@@ -15,20 +15,17 @@ from hvdtrain.backends.pipeline.stage_step import Form, StageStepBase
 from hvdtrain.backends.pipeline.state import StateOfStage
 from hvdtrain.backends.portable.names import Renaming
 from hvdtrain.backends.step_metrics import PendingVector, findings
-from hvdtrain.backends.tensorflow.batches import TensorFlowBatch, TensorFlowPending
+from hvdtrain.backends.tensorflow.batches import FixedSize, TensorFlowBatch, TensorFlowPending
 from hvdtrain.backends.tensorflow.functions import marked, scaled_to_norm
-from hvdtrain.backends.tensorflow.precision import float_bits_of, precision_of
 from hvdtrain.backends.tensorflow.reduction.broadcast import broadcast_variables
 from hvdtrain.backends.tensorflow.state.layer_state import LayerState
 from hvdtrain.backends.tensorflow.state.model_state import ModelState
 from hvdtrain.backends.tensorflow.steps import stage_passes
 from hvdtrain.backends.tensorflow.steps.optimizer_state import TrainingState
-from hvdtrain.backends.tensorflow.steps.parts import Parts
-from hvdtrain.backends.tensorflow.steps.plain_step import PlainStep
+from hvdtrain.backends.tensorflow.steps.plain_step import Parts, PlainStep
 from hvdtrain.backends.tensorflow.steps.update import Update, all_agree
 from hvdtrain.backends.tensorflow.sync_batch_norm import BatchNormSync, find_batch_norms
-from hvdtrain.backends.tensorflow.task_model import make_model, take_loss
-from hvdtrain.backends.tensorflow.traced_workers import FixedSize
+from hvdtrain.backends.tensorflow.task_model import float_bits_of, make_model, precision_of, take_loss
 from hvdtrain.backends.workers import peer_errors
 from hvdtrain.data.feed import HostBatch
 from hvdtrain.errors import ConfigError

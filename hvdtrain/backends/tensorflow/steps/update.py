@@ -5,19 +5,92 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import horovod.tensorflow as hvd
+import keras
 import tensorflow as tf
 
 from hvdtrain.backends.optimizers import MAIN
+from hvdtrain.backends.options import GROWTH_INTERVAL, INITIAL_SCALE, LOWEST_SCALE, LossScaleBase
 from hvdtrain.backends.reduction import GradientReducer
 from hvdtrain.backends.step_metrics import NORM_INDEX, OVERFLOW_INDEX
+from hvdtrain.backends.steps import PartsBase
+from hvdtrain.backends.tensorflow.batches import Sized
 from hvdtrain.backends.tensorflow.functions import clip_by_norm, dense, joined, native, normalized
-from hvdtrain.backends.tensorflow.precision import own_scale, scaled, unscaled
 from hvdtrain.backends.tensorflow.reduction.sharded_parameters import ShardedParameters, segment_of
 from hvdtrain.backends.tensorflow.steps.optimizer_state import slots_by_parameter
-from hvdtrain.backends.tensorflow.steps.parts import Parts
-from hvdtrain.backends.tensorflow.traced_workers import Sized
+from hvdtrain.config import Config
+from hvdtrain.errors import TaskError
 
 Tensor = Any
+
+
+def new_loss_scale(config: Config, precision: str, optimizer: Any, workers: Sized) -> "LossScale | None":
+    """Return the loss scale of a job; None if it needs none, or its optimizer scales losses itself."""
+    if precision != "fp16" or isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        return None
+    optimizer.loss_scale_factor = None
+    return LossScale(workers) if config.precision == "fp16" else LossScale(workers, INITIAL_SCALE / 2)
+
+
+def check_scaled(precision: str, optimizers: Sequence[Any]) -> None:
+    """Check that the optimizers of a task's own step scale the losses of a model that computes in fp16."""
+    plain = [one for one in optimizers if not isinstance(one, keras.optimizers.LossScaleOptimizer)]
+    if precision == "fp16" and plain:
+        raise TaskError(
+            "layers of the model compute in float16 (mixed_float16), and nothing scales the losses of "
+            "tf_step",
+            f"Give keras.optimizers.LossScaleOptimizer({type(plain[0]).__name__}(...)) as the task's "
+            "optimizer, or use mixed_bfloat16.",
+        )
+
+
+def own_scale(optimizer: Any) -> Tensor | None:
+    """Return what an optimizer divides gradients by before it applies them; None if it does not."""
+    is_plain = type(optimizer).scale_loss is keras.optimizers.Optimizer.scale_loss
+    if is_plain and optimizer.loss_scale_factor is None:
+        return None
+    return tf.cast(optimizer.scale_loss(tf.constant(1.0)), tf.float32)
+
+
+def scaled(gradients: Sequence[Tensor], factor: Tensor | None) -> list[Tensor]:
+    """Return gradients times a factor; as they are if it is None."""
+    return list(gradients) if factor is None else [g * tf.cast(factor, g.dtype) for g in gradients]
+
+
+def unscaled(gradients: Sequence[Tensor], factor: Tensor | None) -> list[Tensor]:
+    """Return gradients divided by a factor; as they are if it is None."""
+    return list(gradients) if factor is None else [g / tf.cast(factor, g.dtype) for g in gradients]
+
+
+class LossScale(LossScaleBase):
+    """Keeps the gradients of fp16 in its range: they are scaled up before and down after."""
+
+    def __init__(
+        self, workers: Sized, initial: float = INITIAL_SCALE, growth_interval: int = GROWTH_INTERVAL
+    ) -> None:
+        super().__init__(workers, growth_interval)
+        self.value = tf.Variable(initial, trainable=False, dtype=tf.float32)
+        self.is_exhausted = tf.Variable(False, trainable=False)
+        self._steps_since_change = tf.Variable(0, trainable=False)
+
+    @property
+    def variables(self) -> list[Any]:
+        """What it keeps from step to step."""
+        return [self.value, self._steps_since_change, self.is_exhausted]
+
+    def unscale(self, gradients: Sequence[Tensor]) -> tuple[list[Tensor], Tensor]:
+        """Divide reduced gradients by the factor; return them and whether they are finite."""
+        is_finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(g)) for g in gradients])
+        return unscaled(gradients, self.factor), is_finite
+
+    def adapt(self, is_finite: Tensor) -> None:
+        """Adapt the scale to whether a step's gradients were finite."""
+        value, steps = self.value.read_value(), self._steps_since_change + 1
+        self.is_exhausted.assign(tf.logical_and(tf.logical_not(is_finite), value <= LOWEST_SCALE))
+        grows = tf.logical_and(is_finite, steps >= self._growth_interval)
+        grown = tf.where(grows, value * 2, value)
+        self.value.assign(tf.where(is_finite, grown, tf.maximum(LOWEST_SCALE, value / 2)))
+        changed = tf.logical_or(grows, tf.logical_not(is_finite))
+        self._steps_since_change.assign(tf.where(changed, 0, steps))
 
 
 class Update:
@@ -27,7 +100,7 @@ class Update:
     change only after every reduction of the step has succeeded.
     """
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: PartsBase) -> None:
         self.loss_scale = parts.loss_scale
         self._is_local = parts.config.sync_every is not None
         self._fields = parts.trainable
@@ -57,8 +130,7 @@ class Update:
 
     def backward(self, losses: Tensor, gradient_weights: Tensor, tape: tf.GradientTape) -> list[Tensor]:
         """Return a micro-batch's part of the gradients, None for a parameter that it does not reach."""
-        gradients: list[Tensor] = tape.gradient(losses, [v.value for v in self._parameters], gradient_weights)
-        return gradients
+        return tape.gradient(losses, [v.value for v in self._parameters], gradient_weights)
 
     def fill_in_unused(self, gradients: Sequence[Tensor]) -> tuple[list[Tensor], list[str]]:
         """Return dense gradients with zeros for parameters that were not reached, and their names."""
@@ -171,14 +243,8 @@ class Update:
         return is_finite
 
     def _after_reductions(self) -> AbstractContextManager[Any]:
-        """Return a context whose operations run when all reductions of the step have succeeded.
-
-        They wait for one operation: if each waited for each sum, 200 parameters would have a million edges.
-        """
-        context: AbstractContextManager[Any] = (
-            tf.control_dependencies([tf.group(*self._waits_for)]) if self._waits_for else nullcontext()
-        )
-        return context
+        """Return a context after all reductions, by one operation: edges from each would be a million."""
+        return tf.control_dependencies([tf.group(*self._waits_for)]) if self._waits_for else nullcontext()
 
 
 def _with_number(vector: Tensor, index: int, number: Tensor) -> Tensor:
@@ -195,7 +261,7 @@ def all_agree(is_finite: Tensor) -> Tensor:
 class ShardedUpdate(Update):
     """The update of a step after which every worker has the whole gradient and updates its part."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: PartsBase) -> None:
         self._shards: ShardedParameters = parts.shards
         super().__init__(parts)
 

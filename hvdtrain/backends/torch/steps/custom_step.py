@@ -7,26 +7,14 @@ import horovod.torch as hvd
 import torch
 from numpy.typing import NDArray
 
-from hvdtrain.backends.custom_step import (
-    CallsBase,
-    CustomStepRules,
-    Optimizers,
-    StepOptimizerBase,
-    StepPart,
-    check_gradients,
-    own_step_of,
-    stepped_alone,
-)
-from hvdtrain.backends.objective.losses import check_values
+from hvdtrain.backends.custom_step import CallsBase, CustomStepRules, StepOptimizerBase, StepPart
 from hvdtrain.backends.reduction import GradientReducer
 from hvdtrain.backends.step_metrics import PendingVector
 from hvdtrain.backends.torch.batches import TorchBatch, TorchPending
-from hvdtrain.backends.torch.objective.losses import weigh
-from hvdtrain.backends.torch.precision import autocast
 from hvdtrain.backends.torch.probes import values_of_first
-from hvdtrain.backends.torch.steps.parts import Parts
-from hvdtrain.backends.torch.steps.plain_step import PlainStep
+from hvdtrain.backends.torch.steps.plain_step import Parts, PlainStep
 from hvdtrain.backends.torch.steps.update import fitting_gradient
+from hvdtrain.backends.torch.task_model import autocast
 from hvdtrain.errors import TaskError
 from hvdtrain.workers.agreement import Workers
 
@@ -34,15 +22,11 @@ from hvdtrain.workers.agreement import Workers
 class Calls(CallsBase):
     """The calls of a step; what they return waits for a check, and raises its error."""
 
-    def __init__(self, names: Sequence[str], workers: Workers) -> None:
-        super().__init__(names)
-        self._workers = workers
-
-    def _compare(self, number: int, codes: list[float], different: TaskError) -> Callable[[], None]:
+    def _compare(self, codes: list[float], different: TaskError) -> Callable[[], None]:
         if self._workers.size == 1:
             return lambda: None
         own = torch.tensor(codes, dtype=torch.float64)
-        handle = hvd.allreduce_async(own, op=hvd.Sum, name=f"hvdtrain.own_step.{number}")
+        handle = hvd.allreduce_async(own, op=hvd.Sum, name=f"hvdtrain.own_step.{self.number}")
 
         def check() -> None:
             if not torch.equal(hvd.synchronize(handle), own * self._workers.size):
@@ -62,8 +46,6 @@ class StepOptimizer(StepOptimizerBase):
         self._paths = [entry.path for entry in entries]
         self._parameters = [entry.tensor for entry in entries]
         self._reducers: list[GradientReducer] = []  # one for each call of a step, so that names differ
-        self._is_stepping = False
-        self._optimizer.register_step_pre_hook(self._check_step)
 
     @property
     def variables(self) -> list[torch.Tensor]:
@@ -80,36 +62,22 @@ class StepOptimizer(StepOptimizerBase):
 
     def gradients(self, losses: Any, retain_graph: bool = False) -> list[torch.Tensor]:
         """Collective. Return the mean gradient over the global batch, one tensor for each variable."""
-        samples = self._of_step()
-        given = {f"what is given to the optimizer {self._name!r}": losses}
-        check_values(given, len(samples.weights))
-        values = weigh(given, len(samples.weights), samples.weights.dtype)
+        samples, wanted = self._of_step(), self._parameters
         weights = samples.gradient_weights
+        self._check_losses(losses, len(weights))
         with torch.autocast(weights.device.type, enabled=False):
-            found: Sequence[torch.Tensor | None] = [None] * len(self._parameters)
-            if values.losses.requires_grad:
-                found = torch.autograd.grad(
-                    values.losses,
-                    self._parameters,
-                    weights if values.loss_weights is None else weights * values.loss_weights,
-                    retain_graph=retain_graph,
-                    allow_unused=True,
-                )
+            losses = losses.to(weights.dtype)
+            found: Sequence[torch.Tensor | None] = [None] * len(wanted)
+            if losses.requires_grad:
+                options = {"retain_graph": retain_graph, "allow_unused": True}
+                found = torch.autograd.grad(losses, wanted, weights, **options)
             self._note_unused(self._paths, found)
-            counted = None if values.loss_weights is None else torch.mv(values.rows, samples.weights)[1:]
-            return self._reduced(found, counted, samples)
+            return self._reduced(found, is_dry=samples.learning_rate is None)
 
-    def apply(self, gradients: Sequence[torch.Tensor]) -> None:
-        """Clip the gradients, set the learning rate and take a step."""
-        samples = self._of_step()
-        check_gradients(self._name, gradients, self._parameters)
-        self.is_applied = True
-        if samples.learning_rate is None:
-            return
+    def _apply(self, gradients: Sequence[torch.Tensor], samples: StepPart) -> None:
         for parameter, gradient in zip(self._parameters, gradients, strict=True):
             # clipping would change the tensors of the task
             parameter.grad = gradient.detach() if self._clip_norm is None else gradient.detach().clone()
-        self._is_stepping = True
         try:
             with torch.autocast(samples.weights.device.type, enabled=False):
                 if self._clip_norm is not None:
@@ -118,7 +86,6 @@ class StepOptimizer(StepOptimizerBase):
                     group["lr"] = samples.learning_rate * group.get("lr_scale", 1.0)
                 self._optimizer.step()
         finally:
-            self._is_stepping = False
             for parameter in self._parameters:
                 parameter.grad = None
 
@@ -129,36 +96,24 @@ class StepOptimizer(StepOptimizerBase):
             reducer.attach({})  # takes its hooks off
         self._reducers.clear()
 
-    def _reduced(
-        self, found: Sequence[torch.Tensor | None], counted: torch.Tensor | None, samples: StepPart
-    ) -> list[torch.Tensor]:
-        """Collective. Return the sums of gradients over workers, divided by the share that counted."""
+    def _reduced(self, found: Sequence[torch.Tensor | None], is_dry: bool) -> list[torch.Tensor]:
+        """Collective. Return the sums of gradients over workers."""
         pairs = list(zip(found, self._parameters, strict=True))
-        call = self._own_calls - 1
-        if self._workers.size > 1 and samples.learning_rate is not None:
-            check = self._calls.announce(self._name, is_weighted=counted is not None)
-            reducer = self._reducer(call)
-            if reducer.overwrites:
-                gradients = [self._owned(gradient, parameter) for gradient, parameter in pairs]
-            else:
-                gradients = [fitting_gradient(self._optimizer, p, g) for g, p in pairs]
-            reducer.start(gradients)  # the check then waits for no round of its own
-            check()
-            handle = None
-            if counted is not None:  # on all workers, as the check has found
-                name = f"hvdtrain.counted.{self._name}.{call}"
-                handle = hvd.allreduce_async_(counted, op=hvd.Sum, name=name)
-            try:
-                gradients, _ = reducer.finish(gradients)
-            finally:
-                if handle is not None:
-                    hvd.synchronize(handle)
-        else:
+        if self._workers.size == 1 or is_dry:
+            return [self._owned(gradient, parameter) for gradient, parameter in pairs]
+        check = self._calls.announce(f"gradients() of {self._name!r}")
+        if (call := self._own_calls - 1) == len(self._reducers):
+            self._reducers.append(self._new_reducer())
+            names = [f"{self._name}.{call}.{path}" for path in self._paths]
+            self._reducers[call].attach(dict(zip(names, self._parameters, strict=True)))
+        reducer = self._reducers[call]
+        if reducer.overwrites:
             gradients = [self._owned(gradient, parameter) for gradient, parameter in pairs]
-        if counted is None:
-            return gradients
-        factor = torch.where(counted > 0, samples.total_weight / counted, 1.0)
-        return [gradient * factor.squeeze(0) for gradient in gradients]  # some may be sparse
+        else:
+            gradients = [fitting_gradient(self._optimizer, p, g) for g, p in pairs]
+        reducer.start(gradients)  # the check then waits for no round of its own
+        check()
+        return reducer.finish(gradients)[0]
 
     def _owned(self, gradient: torch.Tensor | None, parameter: torch.Tensor) -> torch.Tensor:
         """Return a gradient in memory of its own, laid out as its parameter; zeros if it was not reached."""
@@ -169,44 +124,25 @@ class StepOptimizer(StepOptimizerBase):
             return found.clone()
         return torch.empty_like(parameter).copy_(found)
 
-    def _reducer(self, call: int) -> GradientReducer:
-        if call == len(self._reducers):
-            reducer = self._new_reducer()
-            names = [f"{self._name}.{call}.{path}" for path in self._paths]
-            reducer.attach(dict(zip(names, self._parameters, strict=True)))
-            self._reducers.append(reducer)
-        return self._reducers[call]
-
-    def _check_step(self, *_: Any) -> None:
-        """Refuse a step that the task's own step takes by itself; a hook of the optimizer."""
-        if self._samples is not None and not self._is_stepping:
-            raise stepped_alone(self._name)
-
 
 class CustomStep(CustomStepRules, PlainStep):
     """A task's own training step: it calls the model and its optimizers as it likes."""
 
+    kinds = Calls, StepOptimizer
+
     def attach(self, parts: Parts) -> None:
-        """Take the parts of the step. Local: no collective."""
-        self.parts = parts
-        self._step: Any = own_step_of(parts.task, parts.config)
-        self._calls = Calls(list(parts.optimizers), self.workers)
+        super().attach(parts)
         for entry in parts.trainable:  # before the hooks of reducers
             entry.tensor.register_post_accumulate_grad_hook(self._refuse)
-        self._optimizers: dict[str, StepOptimizer] = {
-            name: StepOptimizer(name, parts, self._calls, self.workers) for name in parts.optimizers
-        }
-        self._given = Optimizers(self._optimizers)
 
     def changed_early(self) -> list[Any]:
         """Return the optimizers whose updates a step does before its last reduction."""
         return list(self.parts.optimizers.values())
 
     def train(self, batch: TorchBatch, learning_rate: float, signals: Sequence[float]) -> PendingVector:
-        """Collective. Do a step."""
         computation = self.computation
         micro_batch, weights, gradient_weights = batch.counted(0)
-        samples = StepPart(weights, gradient_weights, batch.total_weight, learning_rate)
+        samples = StepPart(weights, gradient_weights, learning_rate)
         rows = self._rows(micro_batch, batch.step, samples)
         unused = [f"model/{path}" for one in self._optimizers.values() for path in sorted(one.unused)]
         vector = torch.cat((torch.mv(rows, weights), computation.numbers(unused, signals)))
@@ -223,13 +159,12 @@ class CustomStep(CustomStepRules, PlainStep):
         """Collective. Return the loss and the metrics of a batch's first micro-batch, by name."""
 
         def rows_of(micro_batch: Any, weights: torch.Tensor, gradient_weights: torch.Tensor) -> torch.Tensor:
-            samples = StepPart(weights, gradient_weights, batch.total_weight, None)
+            samples = StepPart(weights, gradient_weights, None)
             return self._rows(micro_batch, batch.step, samples)
 
         return values_of_first(self.computation, batch, training, rows_of)
 
     def forget(self) -> None:
-        """Forget whatever a step that failed has begun. Local: no collective."""
         self._is_running = False
         for optimizer in self._optimizers.values():
             optimizer.forget()

@@ -12,9 +12,9 @@ from torch.utils import _pytree as pytree
 from hvdtrain.backends.pipeline.checks import check_outputs, uses_another_stage
 from hvdtrain.backends.pipeline.messages import Bytes, Message, SentTensor
 from hvdtrain.backends.pipeline.pipeline import Call, StagePassesBase
-from hvdtrain.backends.torch.precision import autocast
 from hvdtrain.backends.torch.probes import state_kept
 from hvdtrain.backends.torch.state.model_state import ModelState
+from hvdtrain.backends.torch.task_model import autocast
 from hvdtrain.models.block import called_in_order, parts_of
 from hvdtrain.workers.seeding import random_state_kept
 

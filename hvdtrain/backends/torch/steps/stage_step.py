@@ -14,19 +14,24 @@ from hvdtrain.backends.pipeline.stage_step import Form, StageStepBase
 from hvdtrain.backends.pipeline.state import StateOfStage
 from hvdtrain.backends.portable.names import Renaming
 from hvdtrain.backends.step_metrics import PendingVector
-from hvdtrain.backends.torch.activations import apply_activation_checkpointing
 from hvdtrain.backends.torch.batches import TorchBatch, TorchPending
-from hvdtrain.backends.torch.precision import cast_outputs_to_fp32, float_bits_of
 from hvdtrain.backends.torch.reduction.broadcast import broadcast_tensors
 from hvdtrain.backends.torch.reduction.reducer import summed_meanwhile
 from hvdtrain.backends.torch.state.model_state import ModelState
 from hvdtrain.backends.torch.steps import stage_passes
 from hvdtrain.backends.torch.steps.optimizer_state import TrainingState
-from hvdtrain.backends.torch.steps.parts import Parts
-from hvdtrain.backends.torch.steps.plain_step import PlainStep
+from hvdtrain.backends.torch.steps.plain_step import Parts, PlainStep
 from hvdtrain.backends.torch.steps.update import Update, all_agree, scale_to_norm
 from hvdtrain.backends.torch.sync_batch_norm import BatchNormSync, find_batch_norms
-from hvdtrain.backends.torch.task_model import LOSS, check_compiler, compiled, make_model
+from hvdtrain.backends.torch.task_model import (
+    LOSS,
+    apply_activation_checkpointing,
+    cast_outputs_to_fp32,
+    check_compiler,
+    compiled,
+    float_bits_of,
+    make_model,
+)
 from hvdtrain.backends.workers import peer_errors
 from hvdtrain.data.feed import HostBatch
 

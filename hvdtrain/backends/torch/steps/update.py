@@ -8,17 +8,14 @@ import horovod.torch as hvd
 import torch
 
 from hvdtrain.backends.optimizers import MAIN
+from hvdtrain.backends.options import GROWTH_INTERVAL, INITIAL_SCALE, LOWEST_SCALE, LossScaleBase
 from hvdtrain.backends.reduction import GradientReducer
 from hvdtrain.backends.reduction.shards import OwnSegment
 from hvdtrain.backends.step_metrics import NORM_INDEX, OVERFLOW_INDEX
+from hvdtrain.backends.steps import PartsBase
 from hvdtrain.backends.torch.reduction.flat import laid_out_as
-from hvdtrain.backends.torch.reduction.sharded_parameters import (
-    Bucket,
-    Sharded,
-    ShardedParameters,
-    memory_of,
-)
-from hvdtrain.backends.torch.steps.parts import Parts
+from hvdtrain.backends.torch.reduction.sharded_parameters import Bucket, Sharded, ShardedParameters, memory_of
+from hvdtrain.backends.workers import Sized
 from hvdtrain.errors import TaskError
 from hvdtrain.host.cores import keep_freed
 
@@ -28,6 +25,45 @@ _grad = attrgetter("grad")  # of many parameters, in a step of few milliseconds
 _Gradients = tuple[list[torch.Tensor | None], list[int]]
 
 
+class LossScale(LossScaleBase):
+    """Keeps the gradients of fp16 in its range: they are scaled up before and down after."""
+
+    def __init__(
+        self, workers: Sized, initial: float = INITIAL_SCALE, growth_interval: int = GROWTH_INTERVAL
+    ) -> None:
+        super().__init__(workers, growth_interval)
+        self.value = initial
+        self.is_exhausted = False
+        self._steps_since_change = 0
+
+    def to_broadcast(self) -> torch.Tensor:
+        """Return what differs from step to step, for another worker to continue from."""
+        return torch.tensor([self.value, self._steps_since_change], dtype=torch.float64)
+
+    def follow(self, found: torch.Tensor) -> None:
+        """Continue from what ``to_broadcast`` returned."""
+        self.value, steps = found.tolist()
+        self._steps_since_change = round(steps)
+
+    def unscale(self, gradients: Sequence[torch.Tensor], agree: Callable[[bool], bool] = bool) -> bool:
+        """Divide reduced gradients by the factor, in place, and adapt it; return whether they are finite."""
+        largest = torch.stack([torch.linalg.vector_norm(g, float("inf")) for g in gradients])
+        is_finite = agree(bool(torch.isfinite(largest).all()))
+        if is_finite:
+            for gradient in gradients:
+                gradient.div_(self.factor)
+        self._adapt(is_finite)
+        return is_finite
+
+    def _adapt(self, is_finite: bool) -> None:
+        self.is_exhausted = not is_finite and self.value <= LOWEST_SCALE
+        self._steps_since_change += 1
+        if not is_finite:
+            self.value, self._steps_since_change = max(LOWEST_SCALE, self.value / 2), 0
+        elif self._steps_since_change >= self._growth_interval:
+            self.value, self._steps_since_change = self.value * 2, 0
+
+
 class Update:
     """One optimizer update; a step calls the methods in the order in which they stand here.
 
@@ -35,7 +71,7 @@ class Update:
     step has succeeded.
     """
 
-    def __init__(self, parts: Parts, reducer: GradientReducer | None = None) -> None:
+    def __init__(self, parts: PartsBase, reducer: GradientReducer | None = None) -> None:
         self._is_own = bool(parts.own_optimizer)
         self._is_local = parts.config.sync_every is not None
         self.loss_scale = parts.loss_scale
@@ -94,10 +130,7 @@ class Update:
         return [f"model/{self._entries[place].path}" for place in self._unused]
 
     def reduce(self, vector: torch.Tensor) -> torch.Tensor:
-        """Collective. Sum the gradients and the step's vector over workers; return the vector.
-
-        How many workers have a gradient of each parameter travels with it; who lacks one looks at that.
-        """
+        """Collective. Sum gradients, vector, and who has which gradient; return the vector."""
         self._clock.ready()
         self._seen = [], []  # the reducer may give the parameters others, and these be freed
         reduced, vector = self._reducer.finish(self._gradients(), self._with_reached(vector))
@@ -248,12 +281,11 @@ def all_agree(is_finite: bool) -> bool:
 class ShardedUpdate(Update):
     """The update of a step after which every worker has the whole gradient and updates its part."""
 
-    def __init__(self, parts: Parts, reducer: GradientReducer | None = None) -> None:
+    def __init__(self, parts: PartsBase, reducer: GradientReducer | None = None) -> None:
         self._shards: ShardedParameters = parts.shards
         super().__init__(parts, reducer)
 
     def zero_grad(self) -> None:
-        """Drop the gradients."""
         for parameter in self._parameters:
             parameter.grad = None
 
@@ -289,7 +321,7 @@ class ShardedGradientsUpdate(ShardedUpdate):
 
     _reducer: Sharded
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: PartsBase) -> None:
         self._sums: list[torch.Tensor] = []  # of each bucket, this worker's part
         scaled = parts.loss_scale is not None
         super().__init__(parts, Sharded(parts.shards, parts.config.compression, scaled))
@@ -328,8 +360,7 @@ class ShardedGradientsUpdate(ShardedUpdate):
         self._sums = []
 
     def _gradient_of(self, bucket: Bucket, segment: OwnSegment) -> torch.Tensor:
-        part: torch.Tensor = segment.in_part(self._sums[bucket.number])
-        return part
+        return segment.in_part(self._sums[bucket.number])
 
     def _gradients(self) -> list[torch.Tensor]:
         return self._sums
