@@ -49,24 +49,16 @@ def test_a_step_has_one_reduction(horovod, accumulate):
     assert horovod.begun[0] == 3 * ["hvdtrain.gradients.0/kernel.0"]
 
 
-def halved_in_place(parameter):
+def in_place(parameter):
     parameter.grad.mul_(0.5)
-
-
-def halved_elsewhere(parameter):
-    parameter.grad = parameter.grad * 0.5
-
-
-def halved_in_other_memory(parameter):
-    parameter.grad.data = parameter.grad.data * 0.5
 
 
 def some_in_other_memory(parameter):
     if parameter.dim() == 2:
-        halved_in_other_memory(parameter)
+        parameter.grad.data = parameter.grad.data * 0.5
 
 
-@pytest.mark.parametrize("hook", [halved_in_place, halved_elsewhere, some_in_other_memory])
+@pytest.mark.parametrize("hook", [in_place, some_in_other_memory])
 def test_what_a_hook_makes_of_a_gradient_is_summed(horovod, hook):
     """The hook's result is linear, so that the curve is that of one worker."""
 
@@ -108,46 +100,31 @@ def test_an_optimizer_may_give_gradients_other_memory(horovod):
 
 
 class CallsBackward(Linear):
-    """Its loss calls backward for something else than the losses, in some steps."""
+    """In a late micro-batch, its loss calls backward for something else, or makes gradients zero."""
 
     loss = None
 
-    def __init__(self, calls):
+    def __init__(self, clears):
         super().__init__()
-        self.calls = iter(calls)
+        self.calls, self.clears = iter([False, False, False, True]), clears
 
     def torch_loss(self, model, batch):
         losses = ((model(batch["inputs"]) - batch["targets"]) ** 2).mean(1)
         if next(self.calls, False):
-            model[1].bias.sum().backward()
+            model.zero_grad() if self.clears else model[1].bias.sum().backward()
         return losses, {}
 
 
-@pytest.mark.parametrize("calls", [[True], [False, False, False, True]])
-@pytest.mark.parametrize(("accumulate", "workers"), [(1, 1), (2, 2)])
-def test_a_task_that_calls_backward_is_refused(horovod, calls, accumulate, workers):
+@pytest.mark.parametrize("clears", [False, True])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_task_that_changes_gradients_is_refused(horovod, clears, workers):
     def work(workers):
-        backend = backend_of(workers, CallsBackward(calls))
-        for number in range(4):
-            step(backend, number, accumulate)
+        backend = backend_of(workers, CallsBackward(clears))
+        for number in range(2):
+            step(backend, number, accumulate=2)
 
-    with pytest.raises(TaskError, match=r"the gradient of 1/bias was changed outside of the step's own"):
+    with pytest.raises(TaskError, match="was changed outside of the step's own"):
         work(one_worker()) if workers == 1 else horovod.run(work)
-
-
-class ClearsGradients(CallsBackward):
-    """Its loss makes gradients zero, as loops do that were written by hand."""
-
-    def torch_loss(self, model, batch):
-        model.zero_grad(set_to_none=next(self.calls))
-        return ((model(batch["inputs"]) - batch["targets"]) ** 2).mean(1), {}
-
-
-@pytest.mark.parametrize("to_none", [False, True])
-def test_gradients_that_are_lost_between_micro_batches_are_refused(to_none):
-    backend = backend_of(one_worker(), ClearsGradients([to_none] * 2))
-    with pytest.raises(TaskError, match="was changed outside"):
-        step(backend, accumulate=2)
 
 
 def test_a_backward_pass_between_steps_begins_no_reduction(horovod):
@@ -228,27 +205,22 @@ class Tables:
                 parameter.copy_(torch.linspace(-1, 1, parameter.numel()).view_as(parameter))
         return model
 
+    def torch_optimizer(self, given):
+        return torch.optim.SGD(given, 0.01)
+
     def torch_loss(self, model, batch):
         rows = (batch["inputs"][:, 0].abs() * 2).long().clamp(max=5)
         found = model["c"](model[self.choose()](rows))
         return ((found - batch["targets"]) ** 2).mean(1), {}
 
 
-class PlainTables(Tables):
-    """Trained by an optimizer that takes sparse gradients."""
-
-    def torch_optimizer(self, given):
-        return torch.optim.SGD(given, 0.01)
-
-
-@pytest.mark.parametrize("tables", ["ab ab ba", "aa bb ab"])
-@pytest.mark.parametrize("compression", ["none", "fp16"])
+@pytest.mark.parametrize(("tables", "compression"), [("ab ab ba", "none"), ("aa bb ab", "fp16")])
 def test_workers_whose_samples_reach_other_embeddings_agree(horovod, tables, compression):
     """In each step, each worker reaches one of them: every table gets the gradient of its samples."""
 
     def work(workers):
         now = []
-        backend = backend_of(workers, PlainTables(lambda: now[-1]), compression=compression)
+        backend = backend_of(workers, Tables(lambda: now[-1]), compression=compression)
         for number, of_ranks in enumerate(tables.split()):
             now.append(of_ranks[workers.rank])
             step(backend, number)
@@ -263,7 +235,7 @@ def test_workers_whose_samples_reach_other_embeddings_agree(horovod, tables, com
 
 def by_hand(tables):
     model = Tables(None).torch_model()
-    optimizer = PlainTables(None).torch_optimizer(model.parameters())
+    optimizer = Tables(None).torch_optimizer(model.parameters())
     for of_ranks in tables.split():
         optimizer.zero_grad()
         for rank, name in enumerate(of_ranks):
@@ -276,16 +248,16 @@ def by_hand(tables):
 
 
 def test_an_optimizer_that_may_treat_rows_by_themselves_is_refused():
-    class Task(Tables):
-        def torch_optimizer(self, given):
-            return type("Rows", (torch.optim.SGD,), {})(given, 0.01)
-
+    task = Tables(lambda: "a")
+    task.torch_optimizer = lambda given: type("Rows", (torch.optim.SGD,), {})(given, 0.01)
     with pytest.raises(TaskError, match="a gradient is sparse, and Rows of the task may need it so"):
-        step(backend_of(one_worker(), Task(lambda: "a")))
+        step(backend_of(one_worker(), task))
 
 
 class OwnStep(Tables):
     """A step of its own with two optimizers: one trains the embeddings, and the other is called twice."""
+
+    torch_optimizer = property()  # it has none
 
     def torch_optimizers(self, model):
         tables = [*model["a"].parameters(), *model["b"].parameters()]

@@ -75,17 +75,12 @@ def losses_of(workers, task, accumulate=1, **fields):
     return found
 
 
-@pytest.mark.parametrize("accumulate", [1, 2])
-def test_a_step_has_one_reduction(begun, accumulate):
-    found = losses_of(two_workers(), Dense(), accumulate)
+def test_a_step_has_one_reduction_and_numbers_do_not_travel_as_fp16(begun):
+    found = losses_of(two_workers(), Dense(), accumulate=2)
     assert begun == [("hvdtrain.gradients.0", "float32")]
-    assert found == pytest.approx(losses_of(one_worker(), Dense(), accumulate), rel=1e-6)
-    assert len(begun) == 1
-
-
-def test_numbers_do_not_travel_as_fp16(begun):
+    assert found == pytest.approx(losses_of(one_worker(), Dense(), accumulate=2), rel=1e-6)
     losses_of(two_workers(), Dense(), compression="fp16")
-    assert begun == [("hvdtrain.metrics", "float32"), ("hvdtrain.gradients.0", "float16")]
+    assert begun[1:] == [("hvdtrain.metrics", "float32"), ("hvdtrain.gradients.0", "float16")]
 
 
 def test_calls_of_an_own_step_reduce_all_that_they_may_reach(begun):

@@ -9,8 +9,9 @@ from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
+from PIL import Image
 from rich.console import Console
-from support.watching import MEANS, Watched, records, run_context, step_info, summary
+from support.watching import MEANS, records, run_context, step_info, summary
 
 from hvdtrain.config import Config
 from hvdtrain.reporting import event_file
@@ -22,43 +23,23 @@ def test_a_logged_window_has_the_fields_of_the_contract(plain, tmp_path, clock):
     plain.report.on_start(10, 0)
     clock.seconds += 1.5
     plain.log(6)
-    assert records(tmp_path) == [
-        {
-            "phase": "train",
-            "step": 6,
-            "samples": 24,
-            "epoch": 1.5,
-            "loss": 0.5,
-            "accuracy": 0.75,
-            "learning_rate": 0.03125,
-            "samples_per_second": 2000.0,
-            "workers": 2,
-            "seconds": 1.5,
-        }
-    ]
+    plain.report.on_evaluation(step_info(6), {"loss": 0.5, "recall": float("nan")}, 3000.0)
+    window, evaluation = records(tmp_path)
+    assert window == {
+        "phase": "train", "step": 6, "samples": 24, "epoch": 1.5, "loss": 0.5, "accuracy": 0.75,
+        "learning_rate": 0.03125, "samples_per_second": 2000.0, "workers": 2, "seconds": 1.5,
+    }  # fmt: skip
+    assert (evaluation["phase"], evaluation["recall"]) == ("eval", None)
+    assert "NaN" not in (tmp_path / "metrics.jsonl").read_text(), "of which not every reader knows"
 
 
 @pytest.fixture
 def events(monkeypatch):
-    """Reads a folder's scalars with TensorBoard's own reader, without TensorFlow."""
+    """Reads a folder with TensorBoard's own reader, without TensorFlow."""
     monkeypatch.setitem(sys.modules, "tensorboard.compat.notf", ModuleType("tensorboard.compat.notf"))
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    def read(folder) -> dict[str, list[tuple[int, float]]]:
-        accumulator = EventAccumulator(str(folder)).Reload()
-        return {
-            tag: [(e.step, e.value) for e in accumulator.Scalars(tag)]
-            for tag in accumulator.Tags()["scalars"]
-        }
-
-    return read
-
-
-def test_a_metric_that_is_no_number_is_null_for_every_reader(plain, tmp_path):
-    plain.report.on_start(10, 0)
-    plain.report.on_evaluation(step_info(6), {"loss": 0.5, "recall": float("nan")}, 3000.0)
-    assert "NaN" not in (tmp_path / "metrics.jsonl").read_text()
-    assert records(tmp_path)[0]["recall"] is None
+    return lambda folder: EventAccumulator(str(folder)).Reload()
 
 
 @pytest.mark.parametrize(("resumed_step", "kept"), [(2, [1, 2]), (0, []), (None, [1, 2, 3, 4])])
@@ -72,7 +53,7 @@ def test_tensorboard_drops_the_events_that_a_resumed_run_does_again(
         for step in (1, 2, 3, 4) if part == 0 else (5,):
             report.on_window(step_info(step), MEANS, 1.0)
         report.close()
-    assert [step for step, _ in events(tmp_path)["train/loss"]] == [*kept, 5]
+    assert [event.step for event in events(tmp_path).Scalars("train/loss")] == [*kept, 5]
 
 
 def test_what_cannot_be_written_is_said_once_and_written_later(plain, tmp_path, monkeypatch):
@@ -92,84 +73,56 @@ def test_what_cannot_be_written_is_said_once_and_written_later(plain, tmp_path, 
     plain.log(3)
     notes = [line for line in plain.lines if line.startswith("note: ")]
     assert len(notes) == 2
-    assert notes[0] == (
-        f"note: cannot write {tmp_path / 'metrics.jsonl'}: No space left on device; "
-        "training continues, it is tried again"
-    )
+    assert f"cannot write {tmp_path / 'metrics.jsonl'}: No space left on device" in notes[0]
     assert [record["step"] for record in records(tmp_path)] == [1, 2, 3]
-
-
-def test_tensorboard_reads_the_events(plain, tmp_path, events):
-    plain.report.on_start(10, 0)
-    plain.log(3)
-    plain.report.on_evaluation(step_info(3), MEANS, 3000.0)
-    plain.log(4)
-    assert events(tmp_path) == {
-        "train/loss": [(3, 0.5), (4, 0.5)],
-        "train/accuracy": [(3, 0.75), (4, 0.75)],
-        "train/learning_rate": [(3, 0.03125), (4, 0.03125)],
-        "train/samples_per_second": [(3, 2000.0), (4, 2000.0)],
-        "eval/loss": [(3, 0.5)],
-        "eval/accuracy": [(3, 0.75)],
-        "eval/learning_rate": [(3, 0.03125)],
-        "eval/samples_per_second": [(3, 3000.0)],
-    }
 
 
 def test_the_summary_has_the_fields_of_the_contract(plain, tmp_path):
     plain.report.on_end(summary())
     assert json.loads((tmp_path / "summary.json").read_text()) == {
-        "status": "completed",
-        "framework": "torch",
-        "task": "digits",
-        "workers": 2,
-        "steps": 1234,
-        "samples": 4936,
-        "epochs": 2.5,
-        "seconds": 12.25,
-        "samples_per_second": 5000.0,
-        "final": {"loss": 0.125, "accuracy": 0.975},
-        "run_dir": "runs/x",
-        "checkpoint": None,
-    }
+        "status": "completed", "framework": "torch", "task": "digits", "workers": 2, "steps": 1234,
+        "samples": 4936, "epochs": 2.5, "seconds": 12.25, "samples_per_second": 5000.0,
+        "final": {"loss": 0.125, "accuracy": 0.975}, "run_dir": "runs/x", "checkpoint": None,
+    }  # fmt: skip
+    assert plain.lines == [
+        "done: loss 0.1250, accuracy 0.9750; 1,234 steps in 12.2 s, 5,000 samples/s",
+        "run directory: runs/x",
+        "checkpoint: none",
+    ]
 
 
-def test_tensorboard_reads_the_config(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "tensorboard.compat.notf", ModuleType("tensorboard.compat.notf"))
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    config = Config(framework="torch", steps=8, track="tensorboard", task_options={"hidden": [32, 64]})
-    watched = Watched(tmp_path, config=config)
-    watched.report.on_start(8, 0)
-    watched.report.close()
-    (text,) = EventAccumulator(str(tmp_path)).Reload().Tensors("config/text_summary")
-    assert text.tensor_proto.string_val[0].decode() == f"```yaml\n{config.to_yaml()}```"
-
-
-def test_callbacks_log_texts_and_images(tmp_path):
-    from PIL import Image
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    context = run_context(tmp_path)
+@pytest.fixture
+def opened(tmp_path):
+    """A report of an opened run, and the logger that its callback is given."""
     kept = []
-    report = RunReport(
-        Console(file=io.StringIO()), context, callbacks=[SimpleNamespace(on_start=kept.append)]
-    )
+    callback = SimpleNamespace(on_start=kept.append)
+    config = Config(framework="torch", steps=8, track="tensorboard", task_options={"hidden": [32, 64]})
+    context = run_context(tmp_path, config=config)
+    report = RunReport(Console(file=io.StringIO()), context, callbacks=[callback])
     report.on_start(10, 0)
+    return report, kept[0].log
+
+
+def test_tensorboard_has_numbers_the_config_and_what_callbacks_log(tmp_path, opened, events):
+    report, log = opened
     gray, colors = np.linspace(0, 1, 12).reshape(3, 4), np.full((5, 6, 3), 7, np.uint8)
-    kept[0].log(step_info(6), {"said": "a *text*", "gray": gray, "colors": colors, "count": np.int64(3)})
+    log(step_info(6), {"said": "a *text*", "gray": gray, "colors": colors, "count": np.int64(3)})
+    report.on_evaluation(step_info(6), MEANS, 3000.0)
     report.close()
-    (line,) = records(tmp_path)
+    line, _ = records(tmp_path)
     files = {name: line[name]["image"] for name in ("gray", "colors")}
     assert (line["said"], line["count"]) == ("a *text*", 3)
     assert files["gray"] == "images/step-00000006-gray.png"
     assert np.array_equal(np.asarray(Image.open(tmp_path / files["gray"])), np.rint(gray * 255))
     assert np.array_equal(np.asarray(Image.open(tmp_path / files["colors"])), colors)
-    shown = EventAccumulator(str(tmp_path)).Reload()
+    shown = events(tmp_path)
+    found = {name: [(e.step, e.value) for e in shown.Scalars(f"eval/{name}")] for name in MEANS}
+    assert found == {"loss": [(6, 0.5)], "accuracy": [(6, 0.75)]}
     (image,), (text,) = shown.Images("callback/colors"), shown.Tensors("callback/said/text_summary")
     assert (image.step, image.width, image.height) == (6, 6, 5)
     assert image.encoded_image_string == (tmp_path / files["colors"]).read_bytes()
     assert text.tensor_proto.string_val[0] == b"a *text*"
+    assert shown.Tensors("config/text_summary")[0].tensor_proto.string_val[0].startswith(b"```yaml")
 
 
 @pytest.mark.parametrize(
@@ -181,27 +134,12 @@ def test_callbacks_log_texts_and_images(tmp_path):
         ("whole", np.zeros((2, 2), np.int64)),
     ],
 )
-def test_an_image_that_cannot_be_one_is_refused(tmp_path, name, image):
-    kept = []
-    report = RunReport(
-        Console(file=io.StringIO()), run_context(tmp_path), callbacks=[SimpleNamespace(on_start=kept.append)]
-    )
-    report.on_start(10, 0)
+def test_an_image_that_cannot_be_one_is_refused(tmp_path, opened, name, image):
+    report, log = opened
     with pytest.raises(ValueError, match=r"log\(\): (the name of an image|image )"):
-        kept[0].log(step_info(6), {name: image})
+        log(step_info(6), {name: image})
     report.close()
     assert records(tmp_path) == []
-
-
-def test_lines_begin_with_the_first_window_and_then_come_every_few_seconds(plain, clock):
-    plain.report.on_start(100, 0)
-    shown = []
-    for step, seconds in [(10, 0.0), (20, 1.0), (30, 4.9), (40, 5.0), (50, 9.9), (60, 10.5)]:
-        clock.seconds = 100.0 + seconds
-        before = len(plain.lines)
-        plain.log(step)
-        shown += [step] * (len(plain.lines) - before)
-    assert shown == [10, 40, 60]
 
 
 def test_plain_text_holds_no_control_characters(plain):
@@ -214,15 +152,6 @@ def test_plain_text_holds_no_control_characters(plain):
     assert text.isascii()
     assert "\x1b" not in text
     assert "the plan [with brackets]: 1,797 samples\nnote: careful\n" in text
-
-
-def test_the_result_is_short(plain):
-    plain.report.on_end(summary())
-    assert plain.lines == [
-        "done: loss 0.1250, accuracy 0.9750; 1,234 steps in 12.2 s, 5,000 samples/s",
-        "run directory: runs/x",
-        "checkpoint: none",
-    ]
 
 
 @pytest.mark.parametrize("status", ["failed", "stopped"])
