@@ -34,13 +34,12 @@ def stopped_at(tmp_path, step: int, **fields) -> Session:
 
 CADENCES = [
     {"log_every": 2, "lr_schedule": "cosine", "warmup_epochs": 0.5},
-    {"log_every": "1epoch"},
     {"log_every": 3, "eval_size": 7, "eval_every": 2},
 ]
 
 
 @pytest.mark.parametrize("fields", CADENCES, ids=str)
-@pytest.mark.parametrize("step", [2, 3, 4])
+@pytest.mark.parametrize("step", [2, 4])
 def test_windows_evaluations_and_rates_are_those_of_the_uninterrupted_run(tmp_path, resume, fields, step):
     whole = make_loop_session(tmp_path, **fields)
     run(whole)
@@ -70,12 +69,6 @@ def test_a_finished_run_that_was_evaluated_has_nothing_left_to_do(tmp_path, resu
     assert session.stopped is False
 
 
-def test_a_finished_run_that_was_not_evaluated_is_evaluated_once(tmp_path, resume):
-    session = resume(finished(tmp_path), eval_size=7)
-    run(session)
-    assert (session.services.report.steps, session.services.report.evaluations) == ([], [(5, {"loss": 3.0})])
-
-
 def test_an_evaluation_that_was_left_over_is_judged_and_saved(tmp_path, resume):
     session = resume(finished(tmp_path), eval_size=7, keep_best="loss:min", early_stopping="loss:min")
     run(session)
@@ -83,11 +76,11 @@ def test_an_evaluation_that_was_left_over_is_judged_and_saved(tmp_path, resume):
     assert session.state.early_stopping.best == 3.0
     assert [manifest.metrics for manifest in session.services.saver.manifests] == [{"loss": 3.0}]
     assert session.services.saver.steps == [5]
+    assert session.services.report.steps == []
 
 
-@pytest.mark.parametrize("fields", [{"epochs": 3}, {"epochs": None, "steps": 8}], ids=str)
-def test_a_finished_run_can_be_made_longer(tmp_path, resume, fields):
-    session = resume(finished(tmp_path), **fields)
+def test_a_finished_run_can_be_made_longer(tmp_path, resume):
+    session = resume(finished(tmp_path), epochs=None, steps=8)
     run(session)
     assert session.services.report.steps == [6, 7, 8]
 
@@ -96,7 +89,6 @@ def test_a_finished_run_can_be_made_longer(tmp_path, resume, fields):
     ("fields", "steps", "samples"),
     [
         ({"batch_size": 2}, [3, 4, 5, 6, 7, 8], 20),
-        ({"batch_size": 12}, [3], 20),
         ({"batch_size": 2, "epochs": None, "steps": 5}, [3, 4, 5], 8 + 3 * 2),
         ({"global_batch_size": 6}, [3, 4], 20),
     ],
@@ -111,8 +103,7 @@ def test_a_run_goes_on_with_another_batch_from_the_same_sample(tmp_path, resume,
 
 def test_the_samples_left_are_trained_on_exactly_once(tmp_path, resume):
     """Over a stop and another batch size: two epochs are every sample twice."""
-    fields = {"trace_indices": True}
-    manifest = stopped_at(tmp_path, 3, **fields).services.saver.manifests[-1]
-    run(resume(manifest, batch_size=3, **fields))
+    manifest = stopped_at(tmp_path, 3, trace_indices=True).services.saver.manifests[-1]
+    run(resume(manifest, batch_size=3, trace_indices=True))
     lines = (tmp_path / "indices" / "rank-0000.jsonl").read_text().splitlines()
     assert sorted(i for line in lines for i in json.loads(line)["indices"]) == sorted([*range(10)] * 2)

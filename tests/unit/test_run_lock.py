@@ -23,27 +23,17 @@ import sys
 from pathlib import Path
 from hvdtrain.errors import EnvironmentFault
 from hvdtrain.jobs.run_directory.lock import RunLock
-lock = RunLock()
 try:
-    lock.acquire(Path(sys.argv[1]))
+    RunLock().acquire(Path(sys.argv[1]))
+    print("locked")
 except EnvironmentFault as error:
     print(error.problem)
-else:
-    print("locked")
 """
 
 
 def other_process(run_dir) -> str:
     command = [sys.executable, "-c", OTHER, str(run_dir)]
     return subprocess.run(command, check=True, capture_output=True, text=True, timeout=300).stdout.strip()
-
-
-def test_a_second_job_is_told_who_holds_the_lock(tmp_path):
-    with RunLock() as lock:
-        lock.acquire(tmp_path)
-        said = other_process(tmp_path)
-    assert said.startswith(f"run_dir: {tmp_path} is in use by another job: process {os.getpid()} on ")
-    assert " since 20" in said
 
 
 @pytest.mark.parametrize(
@@ -82,7 +72,9 @@ def test_it_stays_if_the_file_is_read_and_goes_with_the_process_that_took_it(tmp
     with subprocess.Popen(command, stdout=subprocess.PIPE) as holder:
         child = int(holder.stdout.readline())
         try:
-            assert "in use" in other_process(tmp_path)
+            said = other_process(tmp_path)
+            assert f"{tmp_path} is in use by another job: process {holder.pid} on " in said
+            assert " since 20" in said
             holder.kill()
             holder.wait(60)
             assert other_process(tmp_path) == "locked"
@@ -99,7 +91,6 @@ FAR = Holder(7, "another-host", is_held=False)
     ("summary", "lock", "silent", "word"),
     [
         ({"status": "completed"}, FREE, 1.0, "completed"),
-        ({"status": "stopped"}, HELD, 1.0, "stopped"),
         ({"status": "[red]"}, FREE, 1.0, "unknown"),
         (None, HELD, math.inf, "running"),
         (None, FREE, 11.0, "killed"),

@@ -21,32 +21,26 @@ def config(**fields: object) -> Config:
     return Config(**{"framework": "torch", "epochs": 1, **fields})
 
 
-def refused(size: int = 3, **fields: object) -> Exception:
-    """Give the error that every rank must raise alike."""
-    outcomes = on_every_rank(["here"] * size, lambda workers: open_directory(config(**fields), workers))
-    assert len({(type(outcome), str(outcome)) for outcome in outcomes}) == 1
-    assert all(outcome.everywhere for outcome in outcomes)
-    return outcomes[-1]
-
-
-@pytest.mark.parametrize("name", ["metrics.jsonl", "checkpoints"])
-def test_a_directory_that_holds_a_run_is_not_written_over(folder, name):
-    (folder / "run").mkdir()
-    (folder / "run" / name).write_text("earlier")
-    error = refused(run_dir="run")
-    assert isinstance(error, ConfigError)
-    assert error.problem == f"run_dir: run already holds a run ({name})"
-    assert "--resume" in error.remedy
-    assert [path.name for path in (folder / "run").iterdir()] == [name]
-
-
-@pytest.mark.parametrize("run_dir", ["file", "file/run", None])
-def test_a_directory_that_cannot_be_made_is_named_on_every_rank(folder, run_dir):
-    (folder / "file").write_text("")
-    (folder / "runs").write_text("")
-    error = refused(run_dir=run_dir)
-    assert isinstance(error, EnvironmentFault)
-    assert re.match(r"cannot make the run directory: .*(file|runs)", str(error))
+@pytest.mark.parametrize(
+    ("run_dir", "kind", "said"),
+    [
+        ("run", ConfigError, r"run_dir: run already holds a run \(metrics.jsonl\)(.|\n)*--resume"),
+        ("saved", ConfigError, r"run_dir: saved already holds a run \(checkpoints\)"),
+        ("file/run", EnvironmentFault, "cannot make the run directory: .*file"),
+        (None, EnvironmentFault, "cannot make the run directory: .*runs"),
+    ],
+)
+def test_a_directory_that_holds_a_run_or_cannot_be_made_is_refused_on_every_rank(folder, run_dir, kind, said):
+    for name in ("file", "runs", "run/metrics.jsonl", "saved/checkpoints"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text("earlier")
+    for error in on_every_rank(
+        ["here"] * 3, lambda workers: open_directory(config(run_dir=run_dir), workers)
+    ):
+        assert isinstance(error, kind)
+        assert error.everywhere
+        assert re.match(said, str(error))
+    assert [path.name for path in (folder / "run").iterdir()] == ["metrics.jsonl"]
 
 
 def lines(*steps: int) -> str:

@@ -5,6 +5,7 @@ import math
 import os
 import threading
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 from support.fakes import FakeReport, one_worker
@@ -24,15 +25,12 @@ class Backend:
         self.workers = one_worker()
         self.go_on = threading.Event()
         self.go_on.set()
-        self.error: Exception | None = None
 
     def gather_state(self, spool=None):
         state = make_state(self.value)
 
         def read():
             assert self.go_on.wait(60)
-            if self.error is not None:
-                raise self.error
             return state
 
         return SimpleNamespace(read=read)
@@ -64,22 +62,7 @@ def job(tmp_path):
     return Job(tmp_path / "checkpoints")
 
 
-@pytest.fixture
-def disk(monkeypatch):
-    """A disk that can be full; gives a function that sets the error that it has, None for none."""
-    state = SimpleNamespace(error=None)
-    sync = os.fsync
-
-    def fsync(descriptor):
-        if state.error is not None:
-            raise state.error
-        sync(descriptor)
-
-    monkeypatch.setattr(storage.os, "fsync", fsync)
-    return lambda number: setattr(state, "error", number and OSError(number, os.strerror(number)))
-
-
-@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize("value", [math.nan])
 def test_a_state_whose_parameters_are_not_finite_takes_no_good_ones_place(tmp_path, value):
     job = Job(tmp_path / "checkpoints", keep_last=1, parameters=["model/a/kernel"])
     job.save(7)
@@ -91,23 +74,20 @@ def test_a_state_whose_parameters_are_not_finite_takes_no_good_ones_place(tmp_pa
     assert names(job.folder) == ["step-00000007"]
 
 
-def test_a_complete_checkpoint_is_reported_once(job):
-    job.save(7)
-    job.saver.poll()
-    job.save(9)
-    job.saver.finish()
-    assert job.report.checkpoints == [(step, job.folder / f"step-{step:08d}") for step in (7, 9)]
-
-
-def test_another_thread_leaves_the_report_to_the_one_that_trains(job):
+def test_a_complete_checkpoint_is_reported_once_by_the_thread_that_trains(job):
+    seen = []
+    job.report.sync = lambda: seen.append(job.folder.exists())
     job.saver.save(job.backend, make_record(7))
     watcher = threading.Thread(target=job.saver.finish)
     watcher.start()
     watcher.join()
     assert job.saver.newest is not None
     assert job.report.checkpoints == []
+    assert seen == [False], "the log is on the disk before"
     job.saver.poll()
-    assert [step for step, _ in job.report.checkpoints] == [7]
+    job.save(9)
+    job.saver.finish()
+    assert job.report.checkpoints == [(step, job.folder / f"step-{step:08d}") for step in (7, 9)]
 
 
 def test_a_checkpoint_has_the_state_of_its_step_however_late_it_is_written(job):
@@ -139,27 +119,16 @@ def test_the_next_save_waits_for_the_one_in_flight(job, monkeypatch):
     assert len(names(job.folder)) == 8
 
 
-def test_the_log_is_on_the_disk_before_the_checkpoint(job):
-    seen = []
-    job.report.sync = lambda: seen.append(job.folder.exists())
-    job.save(7)
-    assert seen == [False]
-
-
-@pytest.mark.parametrize(
-    ("keep_last", "left"), [(None, [1, 2, 3, 4]), (1, [4]), (3, [2, 3, 4]), (9, [1, 2, 3, 4])]
-)
-def test_the_newest_are_kept(tmp_path, keep_last, left):
-    assert Job(tmp_path, keep_last=keep_last).save_each(["none"] * 4) == left
+def test_the_newest_are_kept(tmp_path):
+    assert Job(tmp_path / "all", keep_last=None).save_each(["none"] * 4) == [1, 2, 3, 4]
+    assert Job(tmp_path / "some", keep_last=3).save_each(["none"] * 4) == [2, 3, 4]
 
 
 @pytest.mark.parametrize(
     ("best", "values", "left"),
     [
-        ("accuracy", [0.5, 0.9, 0.7, 0.8], [2, 4]),
         ("accuracy", [0.5, 0.9, 0.9, 0.9], [2, 4]),
         ("accuracy", ["none", 0.1, "none", "none"], [2, 4]),
-        ("accuracy", [None, 0.5, None, 0.4], [2, 4]),
         ("accuracy", [0.5, None, None, None], [1, 4]),
         ("accuracy:min", [0.5, 0.1, 0.1, 0.8], [2, 4]),
     ],
@@ -169,10 +138,10 @@ def test_the_best_is_kept_beside_the_newest(tmp_path, best, values, left):
     assert Job(tmp_path, keep_last=1, best=MetricGoal.parse(best)).save_each(values) == left
 
 
-def test_the_next_save_tries_again(job, disk):
-    disk(errno.ENOSPC)
-    job.save(7)
-    disk(None)
+def test_the_next_save_tries_again(job, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(storage.os, "fsync", Mock(side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))))
+        job.save(7)
     job.save(8)
     assert job.saver.newest == job.folder / "step-00000008"
     assert job.saver.failures == ["step 7: No space left on device"]

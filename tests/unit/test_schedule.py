@@ -13,16 +13,7 @@ from torch.optim import lr_scheduler as schedulers
 
 from hvdtrain.schedule import Cadence, LearningRate
 
-SCHEDULES = (
-    "constant",
-    "cosine",
-    "cosine_restarts",
-    "linear",
-    "step",
-    "cyclic",
-    "plateau",
-    "inverse_sqrt",
-)  # those that follow a warm-up
+SCHEDULES = ("constant", "cosine", "cosine_restarts", "linear", "step", "cyclic", "plateau", "inverse_sqrt")
 RATE = LearningRate(
     peak=0.8,
     schedule="constant",
@@ -36,9 +27,9 @@ RATE = LearningRate(
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize(("epoch", "share"), [(0.0, 0.0), (0.5, 0.25), (1.0, 0.5), (2.0, 1.0)])
-def test_warm_up_is_linear_from_zero_to_the_peak(schedule, epoch, share):
-    assert replace(RATE, schedule=schedule).at(epoch) == pytest.approx(0.8 * share)
+def test_warm_up_is_linear_from_zero_to_the_peak(schedule):
+    rates = [replace(RATE, schedule=schedule).at(epoch) for epoch in (0.0, 0.5, 2.0)]
+    assert rates == pytest.approx([0.0, 0.2, 0.8])
 
 
 @pytest.mark.parametrize(
@@ -48,11 +39,9 @@ def test_warm_up_is_linear_from_zero_to_the_peak(schedule, epoch, share):
         ("step", 3.999, 1.0),
         ("step", 4.0, 0.5),
         ("step", 8.0, 0.25),
-        ("step", 10.0, 0.25),
         ("inverse_sqrt", 8.0, 0.5),
         ("cyclic", 3.0, 0.25 + 0.75 * 0.5),
         ("cyclic", 4.0, 0.25),
-        ("cyclic", 8.0, 0.25),
     ],
 )
 def test_schedule_goes_through_its_points(schedule, epoch, share):
@@ -105,50 +94,32 @@ def test_one_cycle_is_that_of_pytorch():
     assert rate.at(6.0) == rate.at(5.0)
 
 
-@pytest.mark.parametrize(
-    ("given_value", "cadence"),
-    [
-        (10, Cadence(10, "steps")),
-        ("1epoch", Cadence(1.0, "epochs")),
-        ("0.5 epoch", Cadence(0.5, "epochs")),
-        (Cadence(3, "steps"), Cadence(3, "steps")),
-    ],
-)
-def test_cadence_reads(given_value, cadence):
-    assert Cadence.parse(given_value) == cadence
-
-
-@pytest.mark.parametrize(
-    "given_value",
-    ["often", "1.5", -1, "-1epoch", "nanepoch", None, True],
-)
-def test_cadence_refuses_what_is_no_interval(given_value):
-    with pytest.raises(
-        ValueError, match=r"must be a number of steps such as 10, or epochs such as 0\.5epoch"
-    ):
-        Cadence.parse(given_value)
-
-
-def due_steps(cadence: Cadence, batch: int, steps: int, data_size: int) -> list[int]:
-    return [s for s in range(1, steps + 1) if cadence.due(s, (s - 1) * batch, s * batch, data_size)]
+def test_cadence_reads_and_refuses_what_is_no_interval():
+    assert Cadence.parse(10) == Cadence(10, "steps")
+    assert Cadence.parse("0.5 epoch") == Cadence(0.5, "epochs")
+    for given_value in ("often", "1.5", -1, "-1epoch", "nanepoch", None, True):
+        with pytest.raises(ValueError, match=r"must be a number of steps such as 10, or epochs such as"):
+            Cadence.parse(given_value)
 
 
 @pytest.mark.parametrize(
     ("every", "batch", "data_size", "expected"),
     [
         ("3", 4, 10, [3, 6, 9]),
-        ("1", 4, 10, list(range(1, 11))),
         ("1epoch", 4, 10, [3, 5, 8, 10]),  # boundaries at samples 10, 20, 30, 40
         ("0.5epoch", 4, 10, [2, 3, 4, 5, 7, 8, 9, 10]),  # at 5, 10, 15, ...
         ("0.5epoch", 1, 3, [2, 3, 5, 6, 8, 9]),  # at 1.5, 3, 4.5, ...
-        ("2epochs", 5, 10, [4, 8]),
-        ("0.1epoch", 1, 10, list(range(1, 11))),
         ("0.3epoch", 1, 10, [3, 6, 9]),
         ("0.1epoch", 40, 10, list(range(1, 11))),  # several boundaries in one step are due once
     ],
 )
 def test_cadence_is_due_at_the_first_step_at_or_past_each_boundary(every, batch, data_size, expected):
-    assert due_steps(Cadence.parse(every), batch, 10, data_size) == expected
+    due = [
+        step
+        for step in range(1, 11)
+        if Cadence.parse(every).due(step, (step - 1) * batch, step * batch, data_size)
+    ]
+    assert due == expected
 
 
 @given(
