@@ -34,34 +34,26 @@ def typical(rate: float) -> float:
     return 2.3 - 2.0 / (1 + (0.01 / rate) ** 2) + (0.0 if rate < 1 else 5.0 * math.log(rate) + 2.5)
 
 
-def test_the_steepest_descent_is_found_where_it_is():
-    assert curve_of(typical).steepest == pytest.approx(0.01, rel=0.25)
-
-
-def test_a_loss_that_explodes_stops_the_rise_and_dates_it_back():
+def test_the_steepest_descent_and_where_a_loss_explodes_are_found():
     curve = curve_of(typical)
-    assert curve.stopped is not None
-    assert curve.diverged < curve.stopped
-    assert 0.7 < curve.diverged < 2.0
+    assert curve.steepest == pytest.approx(0.01, rel=0.25)
+    assert 0.7 < curve.diverged < min(2.0, curve.stopped), "it is dated back"
     assert len(curve.losses) < RISE.steps
-
-
-def test_a_loss_that_is_no_number_stops_the_rise_at_its_rate():
     curve = curve_of(lambda rate: 1 / (1 + rate) if rate < 0.1 else math.nan)
     assert curve.diverged == pytest.approx(0.1, rel=0.15)
     assert all(map(math.isfinite, curve.losses))
+    curve = curve_of(lambda r: typical(min(r, 0.9)) + 3 * math.exp(-((math.log10(r / 0.5) / 0.1) ** 2)))
+    assert curve.steepest < 0.1, "a fall after a rise does not count"
 
 
 def test_a_loss_that_does_not_fall_suggests_nothing():
     found = found_of(curve_of(lambda rate: 2.3 + rate / 100))
     assert found.suggestions == []
-    assert found.suggestion is None
     assert "no suggestion" in found.describe()
 
 
-@pytest.mark.parametrize("shift", [-5.0, -2.3])
-def test_negative_losses_do_not_diverge_by_falling(shift):
-    curve = curve_of(lambda rate: shift + 2.3 - 2.0 / (1 + (0.01 / rate) ** 2))
+def test_negative_losses_do_not_diverge_by_falling():
+    curve = curve_of(lambda rate: -2.7 - 2.0 / (1 + (0.01 / rate) ** 2))
     assert curve.stopped is None
     assert curve.steepest == pytest.approx(0.01, rel=0.25)
 
@@ -88,14 +80,6 @@ def test_noise_suggests_nothing_and_a_fall_within_it_is_found():
     assert noisy.diverged is not None
 
 
-def test_a_fall_after_a_rise_is_not_the_steepest():
-    def recovering(rate: float) -> float:
-        spike = 3.0 * math.exp(-((math.log10(rate / 0.5) / 0.1) ** 2))
-        return 2.3 - 1.0 / (1 + (0.01 / rate) ** 2) + spike
-
-    assert curve_of(recovering).steepest < 0.1
-
-
 def found_of(curve: Curve, factor: float = 1.0) -> LearningRates:
     scale = BatchScale(2, 64, 32, "linear", factor)
     return LearningRates(
@@ -114,16 +98,13 @@ def test_what_is_typed_gives_the_peak_that_is_named():
     assert [one["loss"] for one in twice.to_document()["curve"]] == twice.losses
 
 
-@pytest.mark.parametrize(
-    "values", [(0.0, 1.0, 100), (1.0, 0.1, 100), (1e-5, math.inf, 100), (math.nan, 1.0, 100), (1e-5, 1.0, 5)]
-)
+@pytest.mark.parametrize("values", [(0.0, 1.0, 100), (1.0, 0.1, 100), (1e-5, math.inf, 100), (1e-5, 1.0, 5)])
 def test_rates_out_of_range_are_refused(values):
     with pytest.raises(UsageError, match="must be"):
         Rise(*values)
 
 
-@pytest.mark.parametrize("compression", ["none", "powersgd:4"])
-@pytest.mark.parametrize("warmup", [0.0, 1.0])
+@pytest.mark.parametrize(("compression", "warmup"), [("none", 0.0), ("powersgd:4", 1.0)])
 def test_the_suggestion_is_quoted_as_the_job_scales_it_whatever_the_compression(compression, warmup):
     job = Config(
         framework="torch", epochs=9, learning_rate=0.1, compression=compression, warmup_epochs=warmup,
@@ -134,24 +115,15 @@ def test_the_suggestion_is_quoted_as_the_job_scales_it_whatever_the_compression(
     assert plan.learning_rate.peak == TrainingPlan.of(job, 2, 1000).learning_rate.peak
 
 
-class Kept:
-    """Stands for a backend whose state is a number."""
-
-    def __init__(self, workers: int) -> None:
-        self.workers, self.state = SimpleNamespace(size=workers), 1
-
-    def gather_state(self, spool: object = None) -> SimpleNamespace:
-        return SimpleNamespace(read=lambda: 1)
-
-    def scatter_state(self, state: int) -> None:
-        self.state = state
-
-
 @pytest.mark.parametrize(
     ("workers", "everywhere", "state"), [(1, False, 1), (2, True, 1), (2, False, 2)], ids=str
 )
 def test_a_search_that_fails_on_all_workers_gives_the_weights_back(workers, everywhere, state):
-    backend = Kept(workers)
+    backend = SimpleNamespace(
+        workers=SimpleNamespace(size=workers),
+        gather_state=lambda spool=None: SimpleNamespace(read=lambda: 1),
+        scatter_state=lambda given: setattr(backend, "state", given),
+    )
 
     def fail() -> None:
         backend.state = 2

@@ -65,7 +65,6 @@ TORCH = {"framework": "torch"}
 @pytest.mark.parametrize(
     ("layers", "notes"),
     [
-        ([Layer("run.yaml", TORCH)], NO_TASK),
         ([Layer("--set", {"task_options": {"split_seed": 1}}), Layer("options", TORCH)], NO_TASK),
         ([Layer("--set", {}), Layer("options", TORCH)], ()),
         ([Layer("run.yaml", TORCH), Layer("options", {"task": "digits"})], ()),
@@ -107,25 +106,23 @@ def test_a_horovod_with_other_patches_is_noted_and_refused_by_elastic_jobs(monke
 
 def test_workers_compare_the_patches_of_their_horovod(monkeypatch):
     """The plan's line of Horovod has no digest."""
+    monkeypatch.setattr(starting, "versions_with", lambda backend: {})
     seen = []
     for patches in ("d" * 12, "e" * 12):
         monkeypatch.setattr(starting, "require_horovod", lambda framework, found=patches: build_with(found))
         job = prepared()
         assert patches not in job.build
-        monkeypatch.setattr(starting, "versions_with", lambda backend: {})
         seen.append(starting.common_values(job, SimpleNamespace()))
-    differing = {
-        name: [values[name] for values in seen] for name in seen[0] if seen[0][name] != seen[1][name]
-    }
-    build = "0.28.1 for torch 2.13.0; Gloo; patches"
-    assert differing == {"version of Horovod": [f"{build} {'d' * 12}", f"{build} {'e' * 12}"]}
+    one, other = seen
+    assert {name for name in one if one[name] != other[name]} == {"version of Horovod"}
+    assert "d" * 12 in one["version of Horovod"]
 
 
 def fail(self: object) -> None:
     raise KeyError("train.csv")
 
 
-FAILED = rf"_data\(\) of task small failed: {__file__}, line \d+: KeyError"
+FAILED = r"_data\(\) of task small failed: .*, line \d+: KeyError"
 
 
 @pytest.mark.parametrize(
@@ -133,7 +130,6 @@ FAILED = rf"_data\(\) of task small failed: {__file__}, line \d+: KeyError"
     [
         ({"train_data": lambda self: None}, DataError, r"train_data\(\) of task small gave None"),
         ({"train_data": lambda self: []}, DataError, r"the training data is empty \(0 samples\)"),
-        ({"train_data": lambda self: 3}, DataError, r"must be arrays or have __len__ and __getitem__"),
         ({"eval_data": fail}, TaskError, f"eval{FAILED}"),
     ],
 )
@@ -142,29 +138,20 @@ def test_data_that_cannot_be_used_is_named(members, error, said):
         opened(variant(**members))
 
 
-WITH_MPI, WITHOUT_MPI = SimpleNamespace(patches="x", mpi="Open MPI 5"), SimpleNamespace(patches="x", mpi=None)
-SRUN = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "0"}
-MPIRUN = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "0"}
-
-
-def prepared_under(monkeypatch, environ, build):
-    for name, value in environ.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setattr(starting, "installed_build", lambda: build)
-    prepare([Layer("options", {"framework": "torch"})], Small)
-
-
 @pytest.mark.parametrize(
-    ("environ", "build"),
+    "environ",
     [
-        (SRUN, WITH_MPI),  # without PMIx, MPI does not know of the others
-        ({"WORLD_SIZE": "2", "RANK": "1"}, WITH_MPI),
-        ({**MPIRUN, "HOROVOD_CONTROLLER": "gloo"}, WITH_MPI),
+        {"SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "0"},  # without PMIx, MPI does not know of the others
+        {"WORLD_SIZE": "2", "RANK": "1"},
+        {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "0", "HOROVOD_CONTROLLER": "gloo"},
     ],
 )
-def test_a_launch_that_horovod_will_not_see_is_refused_before_it_starts(monkeypatch, environ, build):
+def test_a_launch_that_horovod_will_not_see_is_refused_before_it_starts(monkeypatch, environ):
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(starting, "installed_build", lambda: SimpleNamespace(patches="x", mpi="Open MPI 5"))
     with pytest.raises(EnvironmentFault, match="started 2 processes"):
-        prepared_under(monkeypatch, environ, build)
+        prepare([Layer("options", {"framework": "torch"})], Small)
 
 
 def test_the_launch_is_joined_before_the_task_is_loaded(monkeypatch):

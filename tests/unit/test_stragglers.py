@@ -19,11 +19,6 @@ def times(*seconds: float, steps: int = 10) -> BusyTimes:
     return busy
 
 
-def notes(*windows: BusyTimes, seconds: float = 2.0) -> list[str]:
-    watch = StragglerWatch()
-    return [watch.take(busy, seconds) for busy in windows]
-
-
 def test_waiting_is_counted_step_by_step():
     """Workers that are slow in turns wait for one another, though their sums are equal."""
     busy = BusyTimes()
@@ -33,10 +28,10 @@ def test_waiting_is_counted_step_by_step():
 
 
 def test_a_straggler_is_noted_once_when_it_has_lasted():
-    found = notes(*[times(0.05, 0.1)] * 6)
+    watch = StragglerWatch()
+    found = [watch.take(times(0.05, 0.1), 2.0) for _ in range(6)]
     assert [bool(text) for text in found] == [False, False, True, False, False, False]
     assert "rank 1 is slower than the others: it is busy 100 ms in a step" in found[2]
-    assert "the others 50 ms; they waited 1.5 s for it in 3 logged windows" in found[2]
 
 
 @pytest.mark.parametrize(
@@ -50,7 +45,8 @@ def test_a_straggler_is_noted_once_when_it_has_lasted():
     ids=["does not last", "little slower", "of no weight in the time", "costs less than a second"],
 )
 def test_what_is_no_straggler_is_not_noted(windows):
-    assert not any(notes(*windows, seconds=1.0))
+    watch = StragglerWatch()
+    assert not any(watch.take(busy, 1.0) for busy in windows)
 
 
 def test_a_window_reports_them_and_a_note(tmp_path):
@@ -92,14 +88,6 @@ def test_vectors_add_up_to_what_any_worker_wants():
         assert StepMetrics.from_vector(["loss"], vector, 1.0).flags == several[0] | several[1]
 
 
-def test_a_vector_has_a_sum_for_each_name_before_findings_and_signals():
-    signals = encode_signals(ControlFlags(save=True), StepStatistics(2, 0.5))
-    metrics = StepMetrics.from_vector(["loss", "accuracy"], [3.0, 2.0, 5.0, 1.0, 0.0, *signals], 4.0, ["a"])
-    assert metrics == StepMetrics(
-        {"loss": 3.0, "accuracy": 2.0}, 4.0, 5, ("a",), True, ControlFlags(save=True), StepStatistics(2, 0.5)
-    )
-
-
 def test_statistics_add_up_over_workers():
     told = [StepStatistics(skipped_samples=1), StepStatistics(2, 0.25), StepStatistics()]
     vectors = [encode_signals(statistics=one) for one in told]
@@ -107,12 +95,9 @@ def test_statistics_add_up_over_workers():
     metrics = StepMetrics.from_vector(["loss"], vector, 8.0)
     assert metrics.statistics == StepStatistics(3, 0.25)
     assert metrics.without_skipped_samples().weight == 5.0
-
-
-@pytest.mark.parametrize("unused", [0.9999999, 1.0, 1.0000001])
-def test_a_count_is_whole_whatever_rounding_did(unused):
-    metrics = StepMetrics.from_vector([], [unused, 0.0, 0.0, *4 * [0.0], unused, *3 * [0.0]], 1.0)
-    assert (metrics.unused_parameters, metrics.statistics.skipped_samples) == (1, 1)
+    for unused in (0.9999999, 1.0000001):  # whatever rounding did
+        metrics = StepMetrics.from_vector([], [unused, 0.0, 0.0, *4 * [0.0], unused, *3 * [0.0]], 1.0)
+        assert (metrics.unused_parameters, metrics.statistics.skipped_samples) == (1, 1)
 
 
 def test_sums_of_weights_stand_behind_the_sums():

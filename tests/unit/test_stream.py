@@ -78,9 +78,7 @@ def test_every_sample_comes_once_per_pass(make, workers):
 
 
 @pytest.mark.parametrize("make", MAKES.values(), ids=MAKES)
-@pytest.mark.parametrize(
-    ("workers", "global_batch", "accumulate"), [(1, 10, 1), (2, 9, 2), (3, 7, 1), (4, 64, 2)]
-)
+@pytest.mark.parametrize(("workers", "global_batch", "accumulate"), [(1, 10, 1), (2, 9, 2), (4, 64, 2)])
 def test_an_evaluation_is_one_pass_in_order(make, workers, global_batch, accumulate):
     found = steps(make, workers, None, global_batch, accumulate)
     assert sorted(joined(found)) == list(range(SIZE))
@@ -98,21 +96,15 @@ def test_a_resumed_run_goes_on_as_if_it_had_not_stopped(make, workers):
         assert again == unbroken[number + 1 :]
 
 
-@pytest.mark.parametrize("global_batch", [6, 24])
-def test_another_batch_size_goes_on_at_the_same_place(global_batch):
-    first = steps(from_shards, 2, last=48)
-    rest = steps(from_shards, 2, last=SIZE, global_batch=global_batch, first_sample=48)
-    assert sorted(joined(first) + joined(rest)) == list(range(SIZE))
-
-
 def test_what_every_worker_reads_has_one_order_at_any_number_of_workers():
     def batches(workers):
         return [sorted(joined([step])) for step in steps(MAKES["buffer"], workers, last=100)]
 
     assert batches(1) == batches(2) == batches(3)
-    first = joined(steps(MAKES["buffer"], 1, last=40))
-    rest = joined(steps(MAKES["buffer"], 3, last=SIZE, first_sample=40))
-    assert sorted(first + rest) == list(range(SIZE))
+    for make, workers, others in ((MAKES["buffer"], 3, {}), (from_shards, 2, {"global_batch": 24})):
+        first = steps(make, 1 if make is not from_shards else 2, last=48)
+        rest = steps(make, workers, last=SIZE, first_sample=48, **others)
+        assert sorted(joined(first) + joined(rest)) == list(range(SIZE)), "also with another batch size"
 
 
 @pytest.mark.parametrize("last_step", [1, 9, 21])
@@ -135,8 +127,7 @@ def test_a_buffer_shuffles_and_holds_no_more_than_its_size():
     assert sum(a + 1 == b for a, b in itertools.pairwise(out)) < 100
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-@pytest.mark.parametrize("make", [whole, from_shards])
+@pytest.mark.parametrize(("make", "workers"), [(whole, 1), (from_shards, 1), (from_shards, 2)])
 def test_a_wrong_length_is_an_error_in_the_first_pass(make, workers):
     for length, said in ((80, "has more than the 80 samples"), (90, "had 83 samples; 90 were declared")):
         for last in (1000, length):  # also if training ends with the pass
@@ -147,8 +138,7 @@ def test_a_wrong_length_is_an_error_in_the_first_pass(make, workers):
         steps(lambda: make(length=80), workers, last=160, first_sample=70)
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_a_source_that_is_used_up_is_an_error(workers):
+def test_a_source_that_is_used_up_is_an_error():
     numbers = {}
 
     def once(shard):
@@ -161,16 +151,13 @@ def test_a_source_that_is_used_up_is_an_error(workers):
 @pytest.mark.parametrize("last", [None, 5000])
 def test_workers_that_read_different_streams_are_told(last):
     sizes = iter([80, 90])
-    with pytest.raises(
-        DataError, match=r"the workers read different streams: rank 0: .*; rank 1: .* of pass"
-    ):
+    with pytest.raises(DataError, match=r"read different streams: rank 0: .*; rank 1: .* of pass"):
         steps(lambda: whole(next(sizes)), 2, last=last)
 
 
-@pytest.mark.parametrize("kind", ["integers", "numbers", "text"])
-def test_workers_that_read_another_order_are_told(kind):
+@pytest.mark.parametrize("make", [int, lambda n: f"text {n}" * 50])
+def test_workers_that_read_another_order_are_told(make):
     """Sources of equal size, of which one worker has two samples the other way round."""
-    make = {"integers": int, "numbers": float, "text": lambda n: f"text {n}" * 50}[kind]
     orders = [list(range(SIZE)), [*range(50), 51, 50, *range(52, SIZE)]]
 
     def read(orders):
@@ -179,9 +166,7 @@ def test_workers_that_read_another_order_are_told(kind):
             lambda: hvdtrain.stream(list(map(make, next(orders))), decode=lambda _: sample(0)), 2, last=SIZE
         )
 
-    with pytest.raises(
-        DataError, match="read different streams: up to sample 82 of pass 1, their samples or"
-    ):
+    with pytest.raises(DataError, match="read different streams: up to sample 82 of pass 1"):
         read(orders)
     assert read(orders[:1] * 2)
 
@@ -190,9 +175,9 @@ def test_the_order_of_shards_is_part_of_the_identity():
     def digest(*names):
         return hvdtrain.stream(list, shards=names).order_identity
 
-    one = digest("/data/a/0.tar", "/data/b/0.tar", "/data/b/1.tar")
-    assert one == digest(*map(Path, ["/x/a/0.tar", "/x/b/0.tar", "/x/b/1.tar"]))  # elsewhere on another host
-    assert one != digest("/data/b/0.tar", "/data/a/0.tar", "/data/b/1.tar")
+    one = digest("/data/a/0.tar", "/data/b/0.tar")
+    assert one == digest(*map(Path, ["/x/a/0.tar", "/x/b/0.tar"]))  # elsewhere on another host
+    assert one != digest("/data/b/0.tar", "/data/a/0.tar")
     assert digest((1, "/x/a"), 2) == digest((1, "/y/a"), 2) != digest(2, (1, "/x/a"))
     assert digest(object(), object()) == digest(object(), object())
 
@@ -251,26 +236,6 @@ def test_a_stream_is_a_data_set_of_which_the_first_sample_is_read(monkeypatch):
 def test_what_cannot_be_used_is_refused(make, message):
     with pytest.raises(DataError, match=message):
         make()
-
-
-def test_torch_and_hugging_face_streams():
-    torch = pytest.importorskip("torch")
-    datasets = pytest.importorskip("datasets")
-
-    class Numbers(torch.utils.data.IterableDataset):
-        def __iter__(self):
-            return iter([{"inputs": torch.full((2,), float(n)), "targets": n} for n in range(SIZE)])
-
-    assert sorted(joined(steps(lambda: hvdtrain.stream(Numbers()), 2, last=SIZE))) == list(range(SIZE))
-    plain = datasets.Dataset.from_dict(
-        {"x": np.zeros((SIZE, 2)).tolist(), "n": list(range(SIZE)), "t": ["a"] * SIZE}
-    )
-    hugging = hvdtrain.stream(plain.to_iterable_dataset(num_shards=5), inputs="x", targets="n", length=SIZE)
-    assert hugging.shards == 5
-    hugging.first()  # as a job does: it says what is no numbers
-    for workers in (1, 2, 3):
-        assert sorted(joined(steps(lambda: hugging, workers, last=SIZE))) == list(range(SIZE))
-    assert hugging.notes == ("the column t is left out: not numbers",)
 
 
 def test_shards_of_hugging_face_are_told_the_epoch():
