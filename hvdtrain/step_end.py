@@ -4,18 +4,18 @@ import time
 
 from hvdtrain.backends.step_metrics import NO_FLAGS, StepStatistics, encode_signals
 from hvdtrain.backends.trained_set import follow_trained
-from hvdtrain.callbacks import SHOULD_STOP, name_of
+from hvdtrain.callbacks import SHOULD_STOP
 from hvdtrain.checkpoints.digest import digest_of
 from hvdtrain.data.eval_sets import metric_prefixes, set_words
 from hvdtrain.early_stopping import MetricGoal
-from hvdtrain.errors import ENDINGS, ConfigError, PeerLostError, WorkerFailure, WorldChanged
+from hvdtrain.errors import ConfigError, PeerLostError, WorldChanged
 from hvdtrain.metrics import Window
+from hvdtrain.reporting.report import call_hook
 from hvdtrain.session import Session, StepEnd
 from hvdtrain.step_results import StepResults, check_weights, name_skipped_samples, nothing_counts
 from hvdtrain.training_plan import TrainingPlan
 from hvdtrain.workers.activity import ACTIVITY, EVALUATING, SAVING
 from hvdtrain.workers.agreement import run_on_rank_zero
-from hvdtrain.workers.user_errors import where_raised
 
 
 def finish_step(session: Session, plan: TrainingPlan, results: StepResults) -> bool:
@@ -190,7 +190,9 @@ def stopped_by_callback(session: Session, plan: TrainingPlan) -> bool:
         return False
 
     def answer() -> str:
-        if why := _why_stopped(session):
+        stoppers, step, metrics = session.services.stoppers, state.last_step, state.last_eval
+        answers = (call_hook(callback, SHOULD_STOP, step, dict(metrics)) for callback in stoppers)
+        if why := next(filter(None, answers), ""):  # of the first one that ends training
             session.stopped_early = f"stopped early at step {state.progress.step:,}: {why}"
         state.awaits_answer = False
         return session.stopped_early
@@ -204,20 +206,6 @@ def stopped_by_callback(session: Session, plan: TrainingPlan) -> bool:
     if session.stopped_early:
         session.services.report.say(session.stopped_early)
     return bool(session.stopped_early)
-
-
-def _why_stopped(session: Session) -> str:
-    """Ask callbacks in order; return what the first one says that ends training. Local."""
-    for callback in session.services.stoppers:
-        try:
-            if why := callback.should_stop(session.state.last_step, dict(session.state.last_eval)):
-                return str(why)
-        except ENDINGS:
-            raise
-        except BaseException as error:
-            problem = f"callback {name_of(callback)} failed in {SHOULD_STOP}: {where_raised(error)}"
-            raise WorkerFailure(problem) from error
-    return ""
 
 
 def _last_value(field: str, goal: MetricGoal, session: Session) -> float:

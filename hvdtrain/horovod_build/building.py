@@ -33,6 +33,7 @@ from hvdtrain.storage.text import counted
 Echo = Callable[[str], None]
 
 CHECK_LIMIT_SECONDS = 180
+PIP_LIMIT_SECONDS = 900
 COMPILE_LIMIT_SECONDS = 2 * 3600
 GIB_PER_JOB = 2.0
 
@@ -146,20 +147,13 @@ def _ended_by_sigterm() -> Iterator[None]:
 
 
 def _pip(*arguments: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "pip", *arguments, "--disable-pip-version-check"],
-        env={name: value for name, value in os.environ.items() if name not in ("PIP_TARGET", "PIP_PREFIX")},
-        cwd=tempfile.gettempdir(),  # the current directory may contain a folder named horovod
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-    )
-    if done.returncode:
-        raise HorovodBuildError(
-            f"pip {arguments[0]} failed. It said:\n{_shown(done.stdout.splitlines()[-8:])}"
-        )
+    # -P: the current directory may contain a folder named horovod
+    command = [sys.executable, "-P", "-m", "pip", *arguments, "--disable-pip-version-check"]
+    env = {name: value for name, value in os.environ.items() if name not in ("PIP_TARGET", "PIP_PREFIX")}
+    done = run_limited(command, PIP_LIMIT_SECONDS, env)
+    if done.code != 0:
+        lines = (done.output + done.errors).splitlines()[-8:]
+        raise HorovodBuildError(f"pip {arguments[0]} failed. It said:\n{_shown(lines)}")
 
 
 def _shown(lines: Sequence[str]) -> str:

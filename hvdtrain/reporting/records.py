@@ -6,7 +6,7 @@ import os
 import re
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -96,14 +96,8 @@ class WorkersChange:
 
     def values(self) -> dict[str, Any]:
         """Return what its line in metrics.jsonl says."""
-        return {
-            "event": "changed",
-            "left": list(self.left),
-            "joined": list(self.joined),
-            "cause": self.cause,
-            "generation": self.generation,
-            "pause_seconds": round(self.pause_seconds, 3),
-        }
+        lists = {"left": list(self.left), "joined": list(self.joined)}
+        return {"event": "changed", **asdict(self), **lists, "pause_seconds": round(self.pause_seconds, 3)}
 
     def describe(self, workers: int, step: int) -> str:
         """Return it as text."""

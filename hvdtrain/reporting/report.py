@@ -85,6 +85,18 @@ NO_VALUES: Values = MappingProxyType({})
 METRICS_FILE, SUMMARY_FILE, PROVENANCE_FILE = "metrics.jsonl", "summary.json", "provenance.jsonl"
 
 
+def call_hook(callback: Any, hook: str, *args: Any) -> Any:
+    """Return what a method of a callback returns; WorkerFailure names the callback if it fails."""
+    try:
+        with peer_errors():
+            return getattr(callback, hook)(*args)
+    except (PeerLostError, *ENDINGS):
+        raise
+    except BaseException as error:
+        problem = f"callback {name_of(callback)} failed in {hook}: {where_raised(error)}"
+        raise WorkerFailure(problem) from error
+
+
 class Report:
     """What the loop and the job report of a run, passed on to callbacks. Every rank has one.
 
@@ -244,20 +256,14 @@ class Report:
             raise lost
 
     def _call(self, callback: Any, hook: str, *args: Any) -> None:
-        if (method := hook_of(callback, hook)) is None:
+        if hook_of(callback, hook) is None:
             return
         # a user's callback may take long, which the watch of the workers is shown
         step, is_users = ACTIVITY.current.step, not any(callback is one for one in self._built_in)
         what = f"in {hook} of {name_of(callback)}" + (" after step" if step else "")
         shown = ACTIVITY.during(what, step) if is_users and ACTIVITY.is_of_this_thread else nullcontext()
-        try:
-            with shown, peer_errors():
-                method(*args)
-        except (PeerLostError, *ENDINGS):
-            raise
-        except BaseException as error:
-            problem = f"callback {name_of(callback)} failed in {hook}: {where_raised(error)}"
-            raise WorkerFailure(problem) from error
+        with shown:
+            call_hook(callback, hook, *args)
 
     def _note_failure(self, text: str) -> None:
         if self._console is not None:
