@@ -25,7 +25,7 @@ from hvdtrain.jobs.resume import ResumePoint
 from hvdtrain.jobs.run_directory.folder import CHECKPOINTS, end_uploads, open_run
 from hvdtrain.jobs.run_directory.provenance import keep, provenance_of
 from hvdtrain.jobs.track import agree_on_id, trackers_of
-from hvdtrain.reporting.index_trace import IndexTrace
+from hvdtrain.reporting.records import IndexTrace
 from hvdtrain.reporting.report import Report, report_of_others
 from hvdtrain.reporting.run_report import RunReport
 from hvdtrain.schedule import TrainingProgress

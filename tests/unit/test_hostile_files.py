@@ -7,8 +7,7 @@ import pytest
 
 from hvdtrain.config.layers import read_file
 from hvdtrain.errors import EnvironmentFault
-from hvdtrain.reporting.index_trace import IndexTrace
-from hvdtrain.reporting.records import cut_log
+from hvdtrain.reporting.records import IndexTrace, cut_log
 from hvdtrain.storage.files import check_link
 
 

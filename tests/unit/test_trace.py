@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from hvdtrain.backends.objective.stateful_metrics import Samples
-from hvdtrain.reporting.index_trace import IndexTrace, cut_traces, read_indices
+from hvdtrain.reporting.records import IndexTrace, cut_traces, read_indices
 
 
 def batch(step: int, *indices: int) -> SimpleNamespace:

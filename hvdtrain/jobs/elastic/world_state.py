@@ -23,9 +23,8 @@ from hvdtrain.jobs.run_directory.folder import CHECKPOINTS
 from hvdtrain.jobs.run_directory.lock import RunLock
 from hvdtrain.jobs.run_directory.provenance import config_text
 from hvdtrain.jobs.track import trackers_of
-from hvdtrain.reporting.index_trace import INDICES, cut_traces
 from hvdtrain.reporting.jsonl import write_whole
-from hvdtrain.reporting.records import RecentRecords, WorkersChange, cut_tail
+from hvdtrain.reporting.records import INDICES, RecentRecords, WorkersChange, cut_tail, cut_traces
 from hvdtrain.reporting.report import METRICS_FILE, SUMMARY_FILE, report_of_others
 from hvdtrain.reporting.run_report import RunReport
 from hvdtrain.session import Session

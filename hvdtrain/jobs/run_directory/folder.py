@@ -18,10 +18,9 @@ from hvdtrain.jobs.compatibility import Job, check
 from hvdtrain.jobs.failures import Signals, forget_causes
 from hvdtrain.jobs.run_directory.lock import RunLock
 from hvdtrain.jobs.run_directory.provenance import Provenance, config_text
-from hvdtrain.reporting.index_trace import INDICES, trace_files
 from hvdtrain.reporting.jsonl import AppendFile, sync_folder, write_whole
 from hvdtrain.reporting.lock_state import LOCK_FILE
-from hvdtrain.reporting.records import cut_log
+from hvdtrain.reporting.records import INDICES, cut_log, trace_files
 from hvdtrain.reporting.report import METRICS_FILE, SUMMARY_FILE, Report
 from hvdtrain.reporting.run_report import RunReport
 from hvdtrain.session import Session

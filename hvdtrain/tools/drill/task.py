@@ -17,7 +17,7 @@ import numpy as np
 
 from hvdtrain.callbacks import Callback, RunContext
 from hvdtrain.models import mlp
-from hvdtrain.reporting.index_trace import read_indices
+from hvdtrain.reporting.records import read_indices
 from hvdtrain.reporting.report import SUMMARY_FILE
 from hvdtrain.reporting.stored_runs import read_records
 from hvdtrain.storage.text import some
