@@ -16,13 +16,7 @@ from pathlib import Path
 import psutil
 
 from hvdtrain.errors import HorovodBuildError, Interrupted
-from hvdtrain.horovod_build.cache import (
-    VERSION,
-    BuildCache,
-    default_cache_folder,
-    fetch_source,
-    unpack,
-)
+from hvdtrain.horovod_build.cache import VERSION, BuildCache, default_cache_folder, fetch_source, unpack
 from hvdtrain.horovod_build.installed import TITLES, InstalledBuild, installed_build
 from hvdtrain.horovod_build.patching import apply_patches, horovod_patches
 from hvdtrain.horovod_build.plan import BuildRequest, Plan, make_plan

@@ -19,13 +19,7 @@ EPSILON = EPSILONS[False]
 
 
 def torch_model(  # noqa: PLR0917 - sizes in their usual order
-    vocabulary: int,
-    context: int,
-    layers: int,
-    heads: int,
-    channels: int,
-    classes: int,
-    dropout: float = 0.1,
+    vocabulary: int, context: int, layers: int, heads: int, channels: int, classes: int, dropout: float = 0.1
 ) -> Any:
     """Return the PyTorch model."""
     import torch
@@ -86,13 +80,7 @@ def tf_blocks(model: Any) -> list[Any]:
 
 
 def tf_model(  # noqa: PLR0917 - as above
-    vocabulary: int,
-    context: int,
-    layers: int,
-    heads: int,
-    channels: int,
-    classes: int,
-    dropout: float = 0.1,
+    vocabulary: int, context: int, layers: int, heads: int, channels: int, classes: int, dropout: float = 0.1
 ) -> Any:
     """Return the Keras twin; the arguments are those of :func:`torch_model`."""
     import keras

@@ -80,24 +80,30 @@ class StoredRun:
 
 
 def find_runs(paths: Iterable[Path]) -> tuple[list[Path], list[str]]:
-    """Return the runs among directories, and what to say of those that hold none."""
-    runs, others = list[Path](), list[str]()
-    for path in paths:
-        found = []
+    """Return the runs among directories, and what to say of those that are left out."""
+    runs, unreadable, others = list[Path](), list[str](), list[Path]()
+
+    def holds(path: Path) -> bool:
         try:
-            children = [path] if holds_run(path) else sorted(path.iterdir())
-            found = [child for child in children if child.is_dir() and holds_run(child)]
-        except (FileNotFoundError, NotADirectoryError):
-            pass
+            return path.is_dir() and holds_run(path)
         except OSError as error:
-            problem = plain(f"{error.filename or path} cannot be read: {error.strerror or error}")
-            raise EnvironmentFault(problem, access_remedy(error, path)) from None
+            text = f"{path}: left out, it cannot be read: {error.strerror or error}"
+            unreadable.append(plain(f"{text}. {access_remedy(error, path)}".rstrip()))
+            return False
+
+    for path in paths:
+        known, found = len(unreadable), [path] if holds(path) else []
+        with suppress(OSError):
+            found = found or list(filter(holds, sorted(path.iterdir())))
         runs += found
-        others += [] if found else [plain(str(path))]
+        others += [path] if not found and len(unreadable) == known else []
+    if not runs and unreadable and not others:
+        raise EnvironmentFault("; ".join(unreadable))
     if not runs:
-        problems = (f"{path}: no run (none of {', '.join(FILES)})" for path in others)
+        problems = [*unreadable, *(plain(f"{path}: no run (none of {', '.join(FILES)})") for path in others)]
         raise UsageError("; ".join(problems), "Name run directories, or a folder of run directories.")
-    return list(dict.fromkeys(runs)), [f"{path}: left out, it holds no run" for path in dict.fromkeys(others)]
+    notes = [*unreadable, *(plain(f"{path}: left out, it holds no run") for path in others)]
+    return list(dict.fromkeys(runs)), list(dict.fromkeys(notes))
 
 
 def holds_run(path: Path) -> bool:

@@ -2,14 +2,7 @@
 
 from typing import Any, ClassVar, Literal
 
-from hvdtrain.data.texts.files import (
-    CharacterTokens,
-    MappedFiles,
-    Tokens,
-    Windows,
-    find_files,
-    python_files,
-)
+from hvdtrain.data.texts.files import CharacterTokens, MappedFiles, Tokens, Windows, find_files, python_files
 from hvdtrain.errors import DataError
 from hvdtrain.models import gpt
 from hvdtrain.models.choose import BuiltIn
