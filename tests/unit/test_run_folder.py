@@ -12,17 +12,10 @@ from hvdtrain.errors import EnvironmentFault
 from hvdtrain.reporting.report import RunFolder
 
 
-@pytest.fixture
-def folder(tmp_path):
-    path = tmp_path / "run"
-    path.mkdir()
-    (path / "a").touch()
-    opened = RunFolder(path)
-    yield opened
-    opened.close()
-
-
-def test_a_directory_that_was_moved_is_followed_if_another_has_its_name(folder, tmp_path):
+def test_a_directory_that_was_moved_is_followed_if_another_has_its_name(tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "a").touch()
+    folder = RunFolder(tmp_path / "run")
     (tmp_path / "run").rename(tmp_path / "moved")
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "b").touch()
@@ -30,6 +23,7 @@ def test_a_directory_that_was_moved_is_followed_if_another_has_its_name(folder, 
     assert folder.replaced
     shutil.rmtree(tmp_path / "moved")
     assert folder.check() is None
+    folder.close()
 
 
 def at_step(number, happen):

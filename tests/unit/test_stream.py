@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from support.fakes import on_every_rank
 
 import hvdtrain
@@ -236,6 +237,14 @@ def test_a_stream_is_a_data_set_of_which_the_first_sample_is_read(monkeypatch):
 def test_what_cannot_be_used_is_refused(make, message):
     with pytest.raises(DataError, match=message):
         make()
+
+
+def test_a_stream_of_pytorch():
+    class Numbers(torch.utils.data.IterableDataset):
+        def __iter__(self):
+            return iter([{"inputs": torch.full((2,), float(n)), "targets": n} for n in range(SIZE)])
+
+    assert sorted(joined(steps(lambda: hvdtrain.stream(Numbers()), 2, last=SIZE))) == list(range(SIZE))
 
 
 def test_shards_of_hugging_face_are_told_the_epoch():
