@@ -192,12 +192,7 @@ def test_predictions_lie_in_their_ranges(measured, cluster):
     for one in (found.step, found.speed, found.efficiency):
         assert 0 < one.low <= one.median <= one.high
     assert found.efficiency.high <= 1
-
-
-@settings(deadline=None)
-@given(JOBS)
-def test_the_range_at_the_measured_number_of_workers_has_what_was_measured(measured):
-    found = forecast(measured, Cluster(2, 2))
+    found = forecast(measured, Cluster(2, 2))  # as was measured
     assert found.step.low <= measured.step.median * (1 + 1e-9)
     assert found.step.high >= measured.step.high * (1 - 1e-9)
 

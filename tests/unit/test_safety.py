@@ -1,4 +1,4 @@
-"""Files from elsewhere are data, and files of a run have the permissions that the user's umask gives."""
+"""Files from elsewhere are data, and control no terminal; files of a run have the umask's permissions."""
 
 import os
 import stat
@@ -7,6 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from hvdtrain.host import launcher
+from hvdtrain.storage.text import printable
 
 
 def hvdtrain(folder, *words, **options):
@@ -37,3 +40,34 @@ def test_weights_that_need_code_to_be_loaded_are_refused(tmp_path):
     assert done.returncode == 2, done.stderr
     assert "Traceback" not in done.stderr
     assert not trace.exists()
+
+
+TITLE = "\x1b]0;title\x07"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("plain: 3 €", "plain: 3 €"),
+        ("of Windows\r\n", "of Windows\n"),
+        ("\x1b[1m\x1b[31mred\x1b[0m", "red"),
+        (f"{TITLE}task", "?]0;title?task"),
+        ("\x9b2J", "?2J"),
+        ("\u202egnp.exe", "?gnp.exe"),
+        ("half \ud800", "half ?"),
+    ],
+)
+def test_what_controls_the_terminal_is_shown_as_a_question_mark(text, shown):
+    assert printable(text) == shown
+
+
+@pytest.mark.parametrize("rank", [None, "0"])
+def test_what_a_console_prints_does_not_control_the_terminal(capsys, monkeypatch, rank):
+    for name in launcher._LAUNCHER_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    if rank:
+        monkeypatch.setenv("HOROVOD_RANK", rank)
+    console = launcher.open_console()
+    console.file = sys.stdout
+    console.print(f"note: {TITLE}", highlight=False, markup=False, style="yellow")
+    assert capsys.readouterr().out == "note: ?]0;title?\n"
