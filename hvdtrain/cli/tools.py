@@ -83,14 +83,15 @@ plan = _measuring(
 @click.argument("run_dirs", nargs=-1, required=True, type=ExpandedPath())
 @click.option("--sort", metavar="COLUMN",
               help="Column to sort by, best first: accuracy, 'best loss', seconds.")  # fmt: skip
-def compare(run_dirs: tuple[Path, ...], sort: str | None) -> None:
+@click.option("--csv", "as_csv", is_flag=True, help="Print comma-separated values, with all digits.")
+def compare(run_dirs: tuple[Path, ...], sort: str | None, as_csv: bool) -> None:
     """Compare runs: results in a table, and what differs in their configs.
 
     A folder that holds run directories, such as runs, stands for all of them.
     """
-    from hvdtrain.reporting.compare import print_table
+    from hvdtrain.reporting.compare import print_csv, print_table
 
-    print_table(run_dirs, sort)
+    (print_csv if as_csv else print_table)(run_dirs, sort)
 
 
 @click.command()

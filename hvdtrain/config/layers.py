@@ -17,6 +17,7 @@ from hvdtrain.config import Config, Layer, is_nullable
 from hvdtrain.config.field_names import name_hint, value_hint
 from hvdtrain.config.yaml_reader import parse_yaml
 from hvdtrain.errors import ConfigError
+from hvdtrain.storage.files import open_regular
 from hvdtrain.storage.urls import shown
 
 # setting one field of a pair removes the other field if a source of lower precedence set it
@@ -114,8 +115,12 @@ def _describe(detail: Any, sources: Mapping[str, str]) -> str:
 
 def _found(value: object) -> str:
     """Return a value as a message shows it, without passwords of URLs."""
-    # what an option that may be given several times was given
-    return _shortened(shown(", ".join(map(repr, value)) if isinstance(value, tuple) else repr(value)))
+    try:
+        # what an option that may be given several times was given
+        words = ", ".join(map(repr, value)) if isinstance(value, tuple) else repr(value)
+        return _shortened(shown(words))
+    except (ValueError, RecursionError):  # Python does not write integers of more than 4300 digits
+        return f"a value of type {type(value).__name__} that is too large to show"
 
 
 def _shortened(text: str) -> str:
@@ -125,11 +130,15 @@ def _shortened(text: str) -> str:
 def read_file(path: Path) -> Layer:
     """Read a YAML config file."""
     try:
-        text = path.read_text("utf-8")
+        # a shell passes <(...) as a file of /dev; any other pipe may have no writer
+        with path.open("rb") if path.is_relative_to("/dev") else open_regular(path) as file:
+            text = file.read().decode()
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise ConfigError(f"cannot read the config file {path}: {reason}") from None
-    values = {} if (found := parse_yaml(text, str(path))) is None else found
+    values = parse_yaml(text, str(path))
+    if values is None:
+        values = {}
     if not isinstance(values, dict):
         raise ConfigError(f"{path} must contain lines such as epochs: 3, found a {type(values).__name__}")
     return Layer(str(path), values, is_file=True)

@@ -13,7 +13,7 @@ from hvdtrain.errors import ConfigError
 
 
 class _Loader(yaml.SafeLoader):
-    """Safe YAML without duplicate keys.
+    """Safe YAML without duplicate keys and aliases.
 
     It reads 1e-3 and 0o17 as numbers, and 1:30 and 2026-11-28 as text, as YAML 1.2 does. What YAML 1.1 takes
     for another value than YAML 1.2, and somebody could mean, is refused: on, off, yes, no and 010.
@@ -21,6 +21,9 @@ class _Loader(yaml.SafeLoader):
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         """Return the next node."""
+        if self.check_event(yaml.AliasEvent):
+            mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
+            raise ComposerError(None, None, "an alias: write the value out", mark)
         node = super().compose_node(parent, index)
         if isinstance(node, yaml.MappingNode):  # of a key that is there twice, the first value would be lost
             lines: dict[tuple[str, str], int] = {}
@@ -44,6 +47,8 @@ class _Loader(yaml.SafeLoader):
         if isinstance(node, yaml.ScalarNode) and node.style is None and (meant := _ambiguous(node)):
             raise ConstructorError(None, None, f"{node.value} is ambiguous: {meant}", node.start_mark)
         try:
+            if isinstance(node, yaml.ScalarNode):
+                node.value.encode()  # half of a pair of code units cannot be written to a file
             return super().construct_object(node, deep)
         except (ValueError, OverflowError, LookupError, AttributeError) as error:  # such as 2026-13-45
             raise ConstructorError(None, None, str(error), node.start_mark) from None
@@ -86,6 +91,8 @@ def parse_yaml(text: str, source: str) -> Any:
     """Parse YAML without executing anything in it."""
     try:
         return yaml.load(text, _Loader)
+    except RecursionError:
+        raise ConfigError(f"{source} is not valid YAML: it is nested too deeply") from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         place = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""

@@ -1,6 +1,8 @@
 """Runs side by side: a row for each, with its results and what differs in its config."""
 
+import csv
 import math
+import sys
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -159,10 +161,7 @@ def values_of(row: Row) -> dict[str, Any]:
 
 def print_table(run_dirs: Iterable[Path], sort: str | None = None) -> None:
     """Print a table with a row per run, of which one without a summary is shown as far as its log goes."""
-    paths, left_out = find_runs(run_dirs)
-    rows = [row_of(name, read_run(path)) for name, path in zip(names_of(paths), paths, strict=True)]
-    rows = rows if sort is None else _sorted(rows, sort)
-    notes = [*(f"{row.name}: {row.problem}" for row in rows if row.problem), *left_out]
+    rows, notes = _read(run_dirs, sort)
     of_runs = {name: [row.facts.get(name, "") for row in rows] for name in FACTS}
     common = {name: values[0] for name, values in of_runs.items() if len(set(values)) == 1}
     facts = [name for name in _COLUMNS if name not in common]
@@ -181,8 +180,37 @@ def print_table(run_dirs: Iterable[Path], sort: str | None = None) -> None:
         print("  ".join(padded).rstrip())
     if known := ", ".join(f"{name} {value}" for name, value in common.items() if value):
         print(f"{'in all runs: ' if len(rows) > 1 else ''}{known}")
-    for line in [*_differences(rows, common), *(plain(f"note: {note}") for note in notes)]:
+    for line in [*_differences(rows, common), *notes]:
         print(line)
+
+
+def print_csv(run_dirs: Iterable[Path], sort: str | None = None) -> None:
+    """Print comma-separated values, as ``print_table``: numbers as they are, and the fields that differ."""
+    rows, notes = _read(run_dirs, sort)
+    fields = differing_fields(rows)
+    table = []
+    for row in rows:
+        cells: dict[str, Any] = {"run": row.name, **row.facts, **values_of(row)}
+        cells |= {f"best_step {name}": best.step for name, best in row.best.items()}
+        table.append(cells | {f"config.{name}": row.config.get(name) for name in fields})
+    names = list(dict.fromkeys(name for cells in table for name in cells))
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    writer.writerows([names, *([_cell(cells.get(name)) for name in names] for cells in table)])
+    for note in notes:
+        print(note, file=sys.stderr)
+
+
+def _cell(value: Any) -> Any:
+    """Return a value for a CSV; of text, one that a spreadsheet does not take for a formula."""
+    return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t")) else value
+
+
+def _read(run_dirs: Iterable[Path], sort: str | None) -> tuple[list[Row], list[str]]:
+    """Return the rows in their order, and what to say of runs that are not shown, or not wholly."""
+    paths, left_out = find_runs(run_dirs)
+    rows = [row_of(name, read_run(path)) for name, path in zip(names_of(paths), paths, strict=True)]
+    notes = [*(f"{row.name}: {row.problem}" for row in rows if row.problem), *left_out]
+    return rows if sort is None else _sorted(rows, sort), [plain(f"note: {note}") for note in notes]
 
 
 def _columns(rows: Sequence[Row]) -> list[str]:

@@ -1,11 +1,13 @@
 """Runs side by side: a row for each, and what differs."""
 
+import csv
+import io
 import json
 from pathlib import Path
 
 import pytest
 
-from hvdtrain.reporting.compare import print_table
+from hvdtrain.reporting.compare import print_csv, print_table
 
 SUMMARY = {
     "status": "completed",
@@ -125,3 +127,14 @@ def test_runs_are_sorted_with_the_best_first_and_those_without_a_value_last(make
     assert sorted_names(capsys, "seconds", *runs) == ["low", "high", "bad"]
     print_table(runs, "accuracy:min")
     assert capsys.readouterr().out.split()[:2] == ["run", "accuracy"]  # the column of the order is the first
+
+
+def test_a_csv_has_all_digits_and_no_formulas(make, capsys):
+    one = make("one", SUMMARY, 'framework: torch\nlearning_rate: 0.1\ninit: "=1+1"\n', LOG)
+    print_csv([one, make("two", {**SUMMARY, "final": {"loss": 0.123456789}}, "learning_rate: 0.2\n")])
+    first, second = csv.DictReader(io.StringIO(capsys.readouterr().out))
+    assert (first["steps"], first["samples/s"], first["accuracy"]) == ("1350", "5432.1", "0.98")
+    assert (first["best loss"], first["best_step loss"]) == ("0.7", "5")
+    assert first["config.learning_rate"] == "0.1"
+    assert first["config.init"] == "'=1+1"
+    assert (second["loss"], second["accuracy"], second["config.learning_rate"]) == ("0.123456789", "", "0.2")
