@@ -25,7 +25,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hvdtrain.checkpoints import verification
+from hvdtrain.checkpoints import storage
 
 WIDTH, BATCH, SAVE_EVERY, SAVES = 4096, 16, 14, 4
 
@@ -119,7 +119,7 @@ def measure(framework, layers, folder):
         busy = any(s[1] < after and e > start for s, e in zip(times.saves, ends, strict=True))
         (writing if busy else plain).append(after - start)
     newest = sorted((folder / "run" / "checkpoints").glob("step-*"))[-1]
-    state = verification.verify(newest).read()
+    state = storage.verify(newest).read()
     pauses = [end - start for start, end in times.saves]
     return {
         "gigabytes": sum(array.nbytes for array in state.values()) / 1e9,

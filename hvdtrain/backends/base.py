@@ -93,7 +93,7 @@ class _Built(ABC):
         """Return what layers keep other than tensors, on rank 0."""
 
     @abstractmethod
-    def _all_kept(self) -> AbstractContextManager[None]:
+    def _all_kept(self) -> AbstractContextManager[object]:
         """Return a context after which everything that steps change is as it was."""
 
 

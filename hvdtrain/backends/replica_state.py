@@ -6,7 +6,6 @@ training does not change is left as it is, bit by bit, and ought to be equal on 
 """
 
 import zlib
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -30,7 +29,7 @@ _UNFIT = {"mean": "ibc", "max": "c"}  # kinds that a reduction cannot have
 _SHOWN = 6  # names in a message
 
 
-class StateTensor(ABC):
+class StateTensor:
     """A tensor that no optimizer updates.
 
     ``kind`` is "f" for floating-point numbers, "i" for integers, "b" for booleans, "c" for complex numbers;
@@ -38,24 +37,13 @@ class StateTensor(ABC):
     for the count of its batches; empty for all others.
     """
 
+    read: Callable[[], Bytes]  # copies its bytes to the host
+    write: Callable[[Bytes], None]  # sets them
+    numbers: Callable[[], Numbers]  # returns its values
+    assign: Callable[[Numbers], None]  # sets them
+
     def __init__(self, name: str, kind: str, default: str, held: Any) -> None:
         self.name, self.kind, self.default, self.held = name, kind, default, held
-
-    @abstractmethod
-    def read(self) -> Bytes:
-        """Copy its bytes to the host."""
-
-    @abstractmethod
-    def write(self, data: Bytes) -> None:
-        """Set its bytes."""
-
-    @abstractmethod
-    def numbers(self) -> Numbers:
-        """Return its values as fp64."""
-
-    @abstractmethod
-    def assign(self, numbers: Numbers) -> None:
-        """Set it to values of fp64."""
 
     def stamp(self) -> object:
         """Return another value once something has written to it; None where nothing shows that."""
@@ -149,24 +137,24 @@ class ReplicaState:
         errors, gathered = zip(*self._workers.allgather_object((error, own)), strict=True)
         if error := next(filter(None, errors), None):
             raise _wrong(error.problem, error.remedy)
-        tensors = [tensor for tensor in tensors if all(tensor.name in of_rank for of_rank in gathered)]
-        for name in [tensor.name for tensor in tensors]:
-            sizes = [of_rank[name][2] for of_rank in gathered]
+        chosen: dict[str, list[StateTensor]] = {kind: [] for kind in REDUCTIONS}
+        for tensor in tensors:
+            name = tensor.name
+            if not all(name in of_rank for of_rank in gathered):
+                continue
+            crcs, have_moved, sizes = zip(*(of_rank[name] for of_rank in gathered), strict=True)
             if (rank := next((r for r, size in enumerate(sizes) if size != sizes[0]), 0)) > 0:
                 raise _wrong(
                     f"{_some([name])} has {sizes[0]} bytes on rank 0 and {sizes[rank]} on rank {rank}: it "
                     "cannot be combined or saved",
                     "Give the buffer one size on all workers, or register it with persistent=False.",
                 )
-        crcs = {t.name: {of_rank[t.name][0] for of_rank in gathered} for t in tensors}
-        have_moved = {t.name: [of_rank[t.name][1] for of_rank in gathered] for t in tensors}
-        differing = [t.name for t in tensors if not self._reduction(t) and len(crcs[t.name]) > 1]
-        self._learn([name for name in differing if all(have_moved[name])])
-        chosen: dict[str, list[StateTensor]] = {kind: [] for kind in REDUCTIONS}
-        for tensor in tensors:
-            name, default = tensor.name, "rank0" if tensor.name in self.changing else ""
-            reduction = self._reduction(tensor) or default
-            if reduction and len(crcs[name]) > 1:
+            if len(set(crcs)) == 1:
+                continue
+            reduction = self._reduction(tensor)
+            if not reduction and all(have_moved):
+                self._learn([name])
+            if reduction := reduction or ("rank0" if name in self.changing else ""):
                 chosen[reduction].append(tensor)
         # all of them, or none if a worker is lost meanwhile
         for assign, values in [one for kind in REDUCTIONS for one in self._combined(kind, chosen[kind])]:
@@ -200,7 +188,10 @@ class ReplicaState:
 
     def _checksums(self, tensors: Sequence[StateTensor]) -> dict[str, tuple[int, int]]:
         """Return checksum and bytes of each tensor by name."""
-        found = {tensor.name: _checksum(tensor.read()) for tensor in tensors}
+        found = {}
+        for tensor in tensors:
+            data = tensor.read()
+            found[tensor.name] = zlib.crc32(data.data), data.nbytes
         if self._begun is None:
             self._begun, self._stamps = {}, {}
         for tensor in tensors:
@@ -226,10 +217,6 @@ class ReplicaState:
             new = found.view(np.float64).reshape(self._workers.size, -1).max(0)
         ends = np.cumsum([len(part) for part in own])[:-1]
         return zip(setters, np.split(new, ends), strict=True)
-
-
-def _checksum(data: Bytes) -> tuple[int, int]:
-    return zlib.crc32(data.data), data.nbytes
 
 
 def _declared(task: Any, tensors: Sequence[StateTensor], is_whole: bool) -> dict[str, str]:

@@ -48,10 +48,9 @@ class OutputsDigest(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     arrays: dict[str, ArrayForm]  # what was drawn, by name
-    # some of the model's outputs, rounded; null stands for one that is not finite, here and below
-    outputs: _Numbers
+    outputs: _Numbers  # some of the model's outputs, rounded; None stands for one that is not finite
     size: int  # the number of all its outputs
-    loss: _Numbers  # the loss of each sample, rounded; empty if it could not be computed
+    loss: _Numbers  # the loss of each sample likewise; empty if it could not be computed
     averaged: bool  # whether the model had the moving average of its weights
     precision: str  # that of the job
     framework: str  # the framework

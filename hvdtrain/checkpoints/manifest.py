@@ -78,29 +78,23 @@ class Manifest(BaseModel):
     workers: _Size  # number of workers that trained
     config: dict[str, Any]  # the resolved config, as JSON values
     versions: dict[str, str]  # versions of what trained, by name
-    # the evaluation at this very step; empty if there was none. null stands for a number that is not finite,
-    # here and below
+    # the evaluation at this very step, if there was one; None stands for a number that is not finite
     metrics: dict[str, float | None] = {}
     last_metrics: dict[str, float | None] = {}  # the last evaluation at or before this step
-    # sums by name of the logged window that the step lies in; empty at its end
-    window: dict[str, float | None] = {}
+    window: dict[str, float | None] = {}  # sums by name of the logged window that the step lies in
     window_weight: float = 0.0  # sum of the samples' weights in that window
     window_weights: dict[str, float] = {}  # the same of each name whose values have weights of their own
     window_bad_samples: _Count = 0  # how many samples could not be read and were skipped in that window
-    # how long early stopping has waited; None if the run does not stop early
-    waiting: EarlyStoppingState | None = None
-    # what the schedule plateau has lowered the learning rate to; None with another schedule
-    plateau: PlateauState | None = None
+    waiting: EarlyStoppingState | None = None  # how long early stopping has waited, in a run that may stop
+    plateau: PlateauState | None = None  # what the schedule plateau has lowered the learning rate to
     rescale: Any = Field(default=None, exclude=True)  # what older checkpoints kept
     # the run's name among trackers; None if no tracker has it
     tracking_id: Annotated[str, Field(pattern=r"^[0-9a-z]{8,64}$")] | None = None
     # names of what is trained, by what they are, if callbacks have frozen or thawed parameters; None while
     # all is as the model was made
     trained: dict[str, list[str]] | None = None
-    # fingerprints of the data, by the task's method; empty if an older version made the checkpoint
-    data: dict[str, Fingerprint] = {}
-    # what the model computes for drawn inputs; None if that is not known
-    outputs: OutputsDigest | None = None
+    data: dict[str, Fingerprint] = {}  # of the data, by the task's method
+    outputs: OutputsDigest | None = None  # what the model computes for drawn inputs, if that is known
     files: dict[str, FileInfo] = {}  # size and SHA-256 of the other files, by name
 
     @property

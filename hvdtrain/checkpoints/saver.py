@@ -78,14 +78,10 @@ class BackgroundSaver(Saver):
         store: "RunStore | None" = None,
     ) -> None:
         super().__init__()
-        self.newest = newest
-        self._folder = folder
-        self._report = report
-        self._keep_last = keep_last
-        self._best = best
-        self._stop_on_error = stop_on_error
-        self._values = dict(values or {})
-        self._parameters = list(parameters)
+        self.newest, self.store = newest, store
+        self._folder, self._report = folder, report
+        self._keep_last, self._best, self._stop_on_error = keep_last, best, stop_on_error
+        self._values, self._parameters = dict(values or {}), list(parameters)
         self._thread: threading.Thread | None = None
         self._taking = threading.Lock()  # the watch of the workers waits for a checkpoint, too
         self._step = 0
@@ -93,7 +89,6 @@ class BackgroundSaver(Saver):
         self._reported: tuple[object, ...] | None = None
         self._written: list[tuple[int, Path]] = []  # and not reported yet
         self._owner = threading.get_ident()
-        self.store = store
 
     def save(self, backend: Backend, manifest: Manifest) -> None:
         """Collective. Copy the state off the device and write it in the background."""
@@ -101,10 +96,8 @@ class BackgroundSaver(Saver):
             self._wait(f"step {manifest.step:,}")
         pending = backend.gather_state(self._folder)
         assert pending is not None  # this is rank 0
-        self._step = manifest.step
-        self._thread = threading.Thread(
-            target=self._write, args=(pending, manifest), daemon=True, name="save"
-        )
+        self._step, arguments = manifest.step, (pending, manifest)
+        self._thread = threading.Thread(target=self._write, args=arguments, daemon=True, name="save")
         self._thread.start()
 
     def poll(self) -> bool:
@@ -202,8 +195,7 @@ class BackgroundSaver(Saver):
             return
         self._check_folder()
         paths = storage.checkpoints_in(self._folder)
-        best = self._best_of(paths)
-        storage.retain(self._folder, {*paths[-self._keep_last :], *([best] if best else [])})
+        storage.retain(self._folder, {*paths[-self._keep_last :], self._best_of(paths)})
 
     def best(self) -> Path | None:
         """Return the best checkpoint that is kept, if the store has it."""

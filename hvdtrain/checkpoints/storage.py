@@ -15,8 +15,8 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Container, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +25,8 @@ from hvdtrain.backends.portable.names import is_kept, is_private
 from hvdtrain.backends.records import PortableState
 from hvdtrain.checkpoints import manifest as manifests
 from hvdtrain.checkpoints.manifest import CorruptCheckpoint, FileInfo, Manifest
+from hvdtrain.errors import CheckpointError, EnvironmentFault
+from hvdtrain.storage.files import NotAFileError, open_regular
 from hvdtrain.workers.activity import ACTIVITY
 from hvdtrain.workers.wire_types import travels
 
@@ -37,6 +39,7 @@ NAME = re.compile(r"step-(\d{8,})")
 _UNFINISHED = ".new-"  # being written; what a killed run leaves is removed by the next save
 _REMOVED = ".removed-"  # being deleted
 _QUARANTINED = "set-aside-"  # not loaded, not deleted
+_PIECE_BYTES = 1 << 20
 # of the names of types in the files, those that numpy has
 _NUMPY_KINDS = {"BOOL": "?", "U8": "u1", "I8": "i1"} | {
     f"{kind}{8 * size}": f"<{kind.lower()}{size}" for kind in "UIF" for size in (2, 4, 8)
@@ -61,12 +64,8 @@ class Checkpoint:
 
     def notes(self) -> list[str]:
         """Return what to report to the user: that it is not the newest one of the run, if it is not."""
-        if not self.damaged:
-            return []
-        found = "; ".join(self.damaged[:4])
-        return [
-            f"this is not the run's newest checkpoint, which is damaged: {found}; {self.path.name} is used"
-        ]
+        found = f"{'; '.join(self.damaged[:4])}; {self.path.name} is used"
+        return [f"this is not the run's newest checkpoint, which is damaged: {found}"] if self.damaged else []
 
     def read(self) -> PortableState:
         """Return the state, whose arrays are mapped from the files: they take memory when they are used."""
@@ -87,20 +86,22 @@ def write(
 ) -> Path:
     """Write a checkpoint, all or nothing, in place of one of that step; return its directory."""
     if not folder.is_dir():
-        # a run directory that was removed just now is for its owner to make anew
-        folder.mkdir(exist_ok=True)
+        folder.mkdir(exist_ok=True)  # not its parent, which may have been removed just now
         _sync(folder.parent)
-    remove_leftovers(folder)
+    for left in folder.iterdir():  # of killed runs
+        if left.name.startswith((_UNFINISHED, _REMOVED)):
+            _remove(left)
     path = folder / name_of(manifest.step)
     beside = unfinished(folder, path.name)
     beside.mkdir()
     try:
         parts: dict[str, PortableState] = {MODEL_FILE: {}, OPTIMIZER_FILE: {}}
-        for name in list(state):
-            parts[OPTIMIZER_FILE if is_of_optimizer(name) else MODEL_FILE][name] = state[name]
+        for name, array in state.items():
+            parts[OPTIMIZER_FILE if _is_of_optimizer(name) else MODEL_FILE][name] = array
         files = {name: _write_arrays(beside / name, part) for name, part in parts.items()}
         content = manifests.to_bytes(manifest.model_copy(update={"files": files}))
-        _write_synced(beside / MANIFEST_FILE, content)
+        (beside / MANIFEST_FILE).write_bytes(content)
+        _sync(beside / MANIFEST_FILE)
         _sync(beside)
         check()
         put_in_place(beside, path)
@@ -125,7 +126,7 @@ def put_in_place(beside: Path, path: Path) -> Path:
     return path
 
 
-def is_of_optimizer(name: str) -> bool:
+def _is_of_optimizer(name: str) -> bool:
     """Return whether a portable name, or a framework's private one, belongs to the optimizer."""
     _, _, rest = name.partition("/")
     return (rest if is_private(name) else name).startswith("optimizer/") or is_kept(name)
@@ -156,14 +157,11 @@ def quarantine(path: Path) -> str:
 
 def quarantine_later(folder: Path, step: int) -> list[str]:
     """Take checkpoints of later steps out of the way of a run that is about to go another way; say so."""
-    return [
-        f"checkpoint {path} is of a later step; {quarantine(path)}"
-        for path in checkpoints_in(folder)
-        if step_of(path) > step
-    ]
+    later = [path for path in checkpoints_in(folder) if step_of(path) > step]
+    return [f"checkpoint {path} is of a later step; {quarantine(path)}" for path in later]
 
 
-def retain(folder: Path, keep: set[Path]) -> None:
+def retain(folder: Path, keep: Container[Path | None]) -> None:
     """Delete the checkpoints in a folder but these; one that is half deleted has another name."""
     for path in checkpoints_in(folder):
         if path not in keep:
@@ -175,13 +173,6 @@ def remove(path: Path) -> None:
     removed = path.with_name(f"{_REMOVED}{path.name}")
     path.rename(removed)
     _remove(removed)
-
-
-def remove_leftovers(folder: Path) -> None:
-    """Delete what killed runs left half written or half deleted."""
-    for path in folder.iterdir():
-        if path.name.startswith((_UNFINISHED, _REMOVED)):
-            _remove(path)
 
 
 def _write_arrays(path: Path, arrays: PortableState) -> FileInfo:
@@ -235,13 +226,6 @@ def _read_arrays(path: Path) -> PortableState:
     return arrays
 
 
-def _write_synced(path: Path, content: bytes) -> None:
-    with path.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-
-
 def _sync(path: Path) -> None:
     """Wait until a file's content, or a directory's entries, are on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
@@ -258,3 +242,128 @@ def _remove(path: Path) -> None:
     else:
         with contextlib.suppress(OSError):
             path.unlink()
+
+
+def verify(path: Path) -> Checkpoint:
+    """Check every byte; CorruptCheckpoint says what is wrong, EnvironmentFault that it cannot be read."""
+    with _readable(path):
+        try:
+            manifest = manifests.read(path / MANIFEST_FILE)
+            for name in (MODEL_FILE, OPTIMIZER_FILE):
+                _check_file(path / name, manifest.files.get(name))
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
+            raise CorruptCheckpoint(f"{Path(error.filename).name} is missing") from None
+    return Checkpoint(path, manifest)
+
+
+def _newest(
+    folder: Path, damaged: dict[Path, str], skipped: type[Exception] = CorruptCheckpoint
+) -> Checkpoint | None:
+    """Return the newest checkpoint in a folder that verifies, if there is one; note why others do not."""
+    for path in reversed(checkpoints_in(folder)):
+        try:
+            return verify(path)
+        except (CorruptCheckpoint, skipped) as error:
+            damaged[path] = str(error)
+    return None
+
+
+def newest_good(folder: Path) -> tuple[Checkpoint | None, list[str]]:
+    """Return the newest checkpoint that verifies, or None if there is none at all, and what to report."""
+    damaged: dict[Path, str] = {}
+    with _readable(folder):
+        found = _newest(folder, damaged)
+    if damaged and found is None:
+        shown = "; ".join(f"{path.name}: {why}" for path, why in list(damaged.items())[:4])
+        raise CheckpointError(
+            f"no checkpoint in {folder} verifies: {shown}",
+            f"They were left as they are. Remove {folder} to train from the beginning, or choose another "
+            "--run-dir.",
+        )
+    return found, [f"checkpoint {at} is damaged: {why}; {quarantine(at)}" for at, why in damaged.items()]
+
+
+def newest_verified(folder: Path) -> Path | None:
+    """Return the newest checkpoint that verifies; nothing is quarantined."""
+    with contextlib.suppress(OSError):
+        for path in reversed(checkpoints_in(folder)):
+            with contextlib.suppress(CorruptCheckpoint, EnvironmentFault):
+                return verify(path).path
+    return None
+
+
+def read_manifest(path: Path) -> Manifest | None:
+    """Read what a checkpoint says of itself, its other files unseen; None if that is corrupt."""
+    try:
+        return manifests.read(path / MANIFEST_FILE)
+    except (CorruptCheckpoint, EnvironmentFault, OSError):
+        return None
+
+
+def locate(path: Path) -> Checkpoint:
+    """Find the checkpoint that a user names: its directory, or a run's, for its newest good one."""
+    damaged: dict[Path, str] = {}
+    with _readable(path):
+        if not path.exists():
+            raise CheckpointError(
+                f"there is no checkpoint {path} (looked in {Path.cwd()})", _known(path.parent)
+            )
+        if (path / MANIFEST_FILE).exists() or NAME.fullmatch(path.name):
+            try:
+                return verify(path)
+            except CorruptCheckpoint as corruption:
+                known = _known(path.parent, other_than=path)
+                raise CheckpointError(f"checkpoint {path} is damaged: {corruption}", known) from None
+        found = _newest(path / FOLDER, damaged) or _newest(path, damaged)
+    problems = tuple(f"{one.name}: {why}" for one, why in damaged.items())
+    if found is not None:
+        return replace(found, damaged=problems)
+    raise none_in(path, "directory", problems)
+
+
+def none_in(place: object, kind: str, problems: Sequence[str]) -> CheckpointError:
+    """Return the error for a place, a "directory" or a "URL", with no good checkpoint."""
+    return CheckpointError(
+        "; ".join([f"no {'good ' if problems else ''}checkpoint in {place}", *problems[:4]]),
+        f"Give the {kind} of a run, or of a checkpoint such as RUN_DIR/checkpoints/step-00000120.",
+    )
+
+
+@contextlib.contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    """Return a context in which what the system refuses is the environment's fault, and named so."""
+    try:
+        yield
+    except OSError as error:
+        raise EnvironmentFault(
+            f"cannot read the checkpoint {path}: {error.strerror or error}",
+            "Nothing was changed. Mend the disk or the permissions and start again.",
+        ) from None
+
+
+def _known(folder: Path, other_than: Path | None = None) -> str:
+    paths = [path for path in checkpoints_in(folder) if path != other_than]
+    return f"In the same folder: {', '.join(path.name for path in paths[-4:])}." if paths else ""
+
+
+def _check_file(path: Path, info: FileInfo | None) -> None:
+    if info is None:
+        raise CorruptCheckpoint(f"{MANIFEST_FILE} does not list {path.name}")
+    digest, piece = hashlib.sha256(), memoryview(bytearray(_PIECE_BYTES))
+    try:
+        with open_regular(path) as file:
+            if (size := os.fstat(file.fileno()).st_size) != info.bytes:
+                raise CorruptCheckpoint(f"{path.name} has {size:,} bytes, of {info.bytes:,}")
+            while size := file.readinto(piece):
+                digest.update(piece[:size])
+                ACTIVITY.progress()
+    except NotAFileError as error:
+        raise CorruptCheckpoint(str(error)) from None
+    if digest.hexdigest() != info.sha256:
+        raise CorruptCheckpoint(f"the content of {path.name} has changed")
+
+
+def values_in(folder: Path, metric: str, step: int) -> dict[Path, float | None]:
+    """Return a metric of the checkpoints in a folder up to a step; those without a manifest are left out."""
+    manifests_of = {path: read_manifest(path) for path in checkpoints_in(folder) if step_of(path) <= step}
+    return {path: found.metrics.get(metric) for path, found in manifests_of.items() if found is not None}

@@ -225,6 +225,7 @@ ROWS = (
     Row(SHARD, STAGES, "it divides the state of whole models"),
     Row(SYNC_EVERY, STAGES, "each worker would train a whole model"),
     Row(POWERSGD, STAGES, "it compresses gradients of a whole model", _SIMPLER),
+    Row(option("precision", "fp16"), STAGES, "fp16 needs one scale of the loss", "Use precision bf16."),
     *(Row(OVERLAP, other, reason) for other, reason in (
         (POWERSGD, "it sends when the backward pass has ended"),
         (option("shard", "gradients"), "they always travel during the backward pass, to save their memory"),

@@ -15,8 +15,7 @@ from hvdtrain import errors
 from hvdtrain.backends.hooks import own_peak_mib
 from hvdtrain.backends.step_metrics import ControlFlags
 from hvdtrain.callbacks import EVAL, Best, Summary, parse_lines
-from hvdtrain.checkpoints.storage import checkpoints_in, step_of
-from hvdtrain.checkpoints.verification import newest_verified
+from hvdtrain.checkpoints.storage import checkpoints_in, newest_verified, step_of
 from hvdtrain.config import Config
 from hvdtrain.data.eval_sets import sets_of
 from hvdtrain.early_stopping import LINE_FIELDS, MEASURES, PEAK_DEVICE_MEMORY, PEAK_MEMORY, MetricGoal

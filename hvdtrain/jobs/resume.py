@@ -12,9 +12,9 @@ from hvdtrain.backends.portable.partial import Choice
 from hvdtrain.backends.records import PortableState
 from hvdtrain.backends.reduction import fitting_state
 from hvdtrain.backends.reduction.local_steps import has_outer, without_outer
-from hvdtrain.checkpoints import storage, verification
+from hvdtrain.checkpoints import storage
 from hvdtrain.checkpoints.manifest import Manifest
-from hvdtrain.checkpoints.remote import fetched
+from hvdtrain.checkpoints.remote import stored_checkpoints
 from hvdtrain.checkpoints.storage import Checkpoint, step_of
 from hvdtrain.config import Config
 from hvdtrain.data.stream import Stream, is_place_kept, number_words, samples_words
@@ -114,7 +114,7 @@ def _find(run: TrainingRun, use: Callable[[PortableState], None]) -> ResumePoint
     config, notes = run.config, list[str]()
     found: Checkpoint | None = None
     if config.resume == "auto":
-        found, notes = verification.newest_good(_folder(config))
+        found, notes = storage.newest_good(_folder(config))
     elif config.resume is not None:
         found = resumed_checkpoint(config)
         notes = found.notes()
@@ -123,7 +123,7 @@ def _find(run: TrainingRun, use: Callable[[PortableState], None]) -> ResumePoint
     begun = 0 if config.resume == "auto" else None  # the directory may hold a run without a checkpoint
     if config.init is None:
         return ResumePoint(resumed_step=begun, notes=tuple(notes))
-    found = fetched.locate(chosen_checkpoint(place_of(config.init), run.job.best))
+    found = stored_checkpoints.locate(chosen_checkpoint(place_of(config.init), run.job.best))
     state, is_ema = checkpoint_config.read_weights(found)
     use(state)
     what = "EMA weights" if is_ema else "weights"
@@ -152,7 +152,7 @@ def _continued(
         notes.append("another seed is another order: of this epoch, some samples come twice and some never")
     values: Mapping[Path, float | None] = {}
     if goal and in_place:
-        values = verification.values_in(_folder(config), goal.metric, manifest.step)
+        values = storage.values_in(_folder(config), goal.metric, manifest.step)
     return ResumePoint(
         origin=f"{origin_of(config, found.path)}: step {manifest.step:,}, sample {manifest.samples:,} "
         f"(epoch {manifest.epoch:.2f})",

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from hvdtrain.callbacks import Callback, RunContext, Summary
-from hvdtrain.checkpoints import verification
+from hvdtrain.checkpoints import storage
 from hvdtrain.checkpoints.manifest import CorruptCheckpoint, copied
 from hvdtrain.config.values import TRACKERS
 from hvdtrain.errors import EnvironmentFault, HvdtrainError
@@ -183,7 +183,7 @@ class Sender:
         with copied(newest, self._path.parent, self._name) as folder:
             if folder is not None:  # it was not removed meanwhile
                 try:
-                    verification.verify(folder)
+                    storage.verify(folder)
                 except (CorruptCheckpoint, EnvironmentFault) as error:
                     self.note(f"{newest.name} is not sent: {describe_error(error)}")
                 else:

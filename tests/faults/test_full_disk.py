@@ -25,8 +25,7 @@ from support.resuming import (
     trained_steps,
 )
 
-from hvdtrain.checkpoints.storage import checkpoints_in
-from hvdtrain.checkpoints.verification import verify
+from hvdtrain.checkpoints.storage import checkpoints_in, verify
 from hvdtrain.reporting.jsonl import AppendFile
 
 MEGABYTES = 8

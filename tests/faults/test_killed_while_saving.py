@@ -23,8 +23,7 @@ from support.resuming import (
     trained_steps,
 )
 
-from hvdtrain.checkpoints.storage import checkpoints_in
-from hvdtrain.checkpoints.verification import verify
+from hvdtrain.checkpoints.storage import checkpoints_in, verify
 
 SCRIPT = Path(__file__).with_name("forked_runs.py")
 HIDDEN = "30000"  # neurons: 3.6 MB a checkpoint, so that a kill finds it half written

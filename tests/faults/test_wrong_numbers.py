@@ -6,8 +6,7 @@ import socket
 import numpy as np
 from endings import Ending, end_of
 
-from hvdtrain.checkpoints.storage import checkpoints_in, step_of
-from hvdtrain.checkpoints.verification import verify
+from hvdtrain.checkpoints.storage import checkpoints_in, step_of, verify
 from hvdtrain.data.order import ShuffledOrder
 
 HOST = socket.gethostname()

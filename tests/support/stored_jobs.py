@@ -15,8 +15,7 @@ from pathlib import Path
 import psutil
 
 from hvdtrain.checkpoints.manifest import CorruptCheckpoint
-from hvdtrain.checkpoints.storage import MANIFEST_FILE, checkpoints_in
-from hvdtrain.checkpoints.verification import verify
+from hvdtrain.checkpoints.storage import MANIFEST_FILE, checkpoints_in, verify
 from support import resuming
 from support.jobs import Result, launcher, started, temporary_folder
 from support.object_store import ObjectStore

@@ -11,13 +11,13 @@ import psutil
 import pytest
 from support.states import FILES, contents, equal, make_record, names, saved
 
-from hvdtrain.checkpoints import storage, verification
+from hvdtrain.checkpoints import storage
 
 VALUES = np.asarray([[0, 1, 2], [3, 0, 5]])
 
 
 def round_trip(folder, state):
-    return verification.verify(storage.write(folder, state, make_record())).read()
+    return storage.verify(storage.write(folder, state, make_record())).read()
 
 
 @pytest.mark.parametrize("kind", ["float32", "float64", "float16", "int64", "int32", "uint8", "bool"])
@@ -39,13 +39,13 @@ def test_an_array_is_written_by_its_values_however_it_lies_in_memory(tmp_path, v
 def test_an_array_takes_memory_when_it_is_used_and_can_be_written_to(tmp_path):
     state = {"model/a": np.zeros((1 << 20, 16), np.float32), "optimizer/step": np.asarray(3)}  # 64 MB
     path = storage.write(tmp_path, state, make_record())
-    checkpoint = verification.verify(path)
+    checkpoint = storage.verify(path)
     before = psutil.Process().memory_info().rss
     found = checkpoint.read()
     assert psutil.Process().memory_info().rss - before < 32 << 20
     found["model/a"][0] = 7
     assert (found["model/a"][0] == 7).all()
-    assert not verification.verify(path).read()["model/a"][0].any()
+    assert not storage.verify(path).read()["model/a"][0].any()
 
 
 def test_the_folder_is_made_but_not_a_run_directory_that_is_gone(tmp_path):
@@ -75,8 +75,8 @@ def test_the_manifest_is_json_with_size_and_checksum_of_the_other_files(tmp_path
 def test_what_stands_in_the_way_of_a_step_is_replaced(tmp_path, name):
     (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / name).write_text("mine")
-    verification.verify(saved(tmp_path, step=120))
-    verification.verify(saved(tmp_path, step=121))
+    storage.verify(saved(tmp_path, step=120))
+    storage.verify(saved(tmp_path, step=121))
 
 
 def test_what_a_killed_writer_left_is_removed_and_what_is_of_another_name_is_left_alone(tmp_path):

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.states import FILES, contents, names, saved
 
-from hvdtrain.checkpoints import manifest, verification
+from hvdtrain.checkpoints import manifest, storage
 from hvdtrain.checkpoints.manifest import CorruptCheckpoint
 from hvdtrain.errors import CheckpointError, EnvironmentFault
 
@@ -17,11 +17,11 @@ from hvdtrain.errors import CheckpointError, EnvironmentFault
 def damage_of(path: Path) -> str:
     """Give what is said of a damaged checkpoint; it must be called damaged by name, too."""
     with pytest.raises(CorruptCheckpoint) as caught:
-        verification.verify(path)
+        storage.verify(path)
     with pytest.raises(CheckpointError) as refused:
-        verification.locate(path)
+        storage.locate(path)
     assert refused.value.problem == f"checkpoint {path} is damaged: {caught.value}"
-    assert verification.newest_verified(path.parent) is None
+    assert storage.newest_verified(path.parent) is None
     return str(caught.value)
 
 
@@ -36,7 +36,7 @@ def test_no_edit_verifies(tmp_path_factory, data):
     edited = content[:start] + data.draw(st.binary(max_size=40)) + content[end:]
     file.write_bytes(edited)
     if edited == content:
-        verification.verify(path)
+        storage.verify(path)
     else:
         damage_of(path)
 
@@ -51,7 +51,7 @@ def test_a_damaged_newest_one_is_named_and_set_aside_whole_for_the_one_before(tm
     good, newest = saved(tmp_path, 100), saved(tmp_path, 120)
     spoil_byte(newest)
     before = contents(tmp_path)
-    found, notes = verification.newest_good(tmp_path)
+    found, notes = storage.newest_good(tmp_path)
     assert found.path == good
     said = "the content of model.safetensors has changed; set aside as set-aside-step-00000120"
     assert notes == [f"checkpoint {newest} is damaged: {said}"]
@@ -63,14 +63,12 @@ def test_a_damaged_newest_one_is_named_and_set_aside_whole_for_the_one_before(tm
 def test_an_older_damaged_one_is_left_alone(tmp_path):
     spoil_byte(saved(tmp_path, 100))
     saved(tmp_path, 120)
-    assert verification.newest_good(tmp_path)[1] == []
+    assert storage.newest_good(tmp_path)[1] == []
     assert names(tmp_path) == ["step-00000100", "step-00000120"]
 
 
 @pytest.mark.parametrize("name", ["trainer.json", "model.safetensors", ""])
-@pytest.mark.parametrize(
-    "find", [verification.newest_good, verification.locate], ids=["newest_good", "locate"]
-)
+@pytest.mark.parametrize("find", [storage.newest_good, storage.locate], ids=["newest_good", "locate"])
 def test_what_cannot_be_read_is_the_environments_fault_and_stays(tmp_path, monkeypatch, name, find):
     saved(tmp_path)
     before = contents(tmp_path)
@@ -88,7 +86,7 @@ def test_what_cannot_be_read_is_the_environments_fault_and_stays(tmp_path, monke
             match=rf"^cannot read the checkpoint {tmp_path}.*: Permission denied\nNothing was",
         ):
             find(tmp_path)
-        assert verification.newest_verified(tmp_path) is None
+        assert storage.newest_verified(tmp_path) is None
     assert contents(tmp_path) == before
 
 
@@ -99,7 +97,7 @@ def test_another_format_is_refused_and_stays(tmp_path):
     values["sha256"] = manifest.checksum(values)
     (path / "trainer.json").write_bytes(manifest.canonical_json(values))
     said = rf"checkpoint {path} has format 2; this version of hvdtrain reads 1\nUse the version that wrote it"
-    for find in (verification.newest_good, verification.locate):
+    for find in (storage.newest_good, storage.locate):
         with pytest.raises(EnvironmentFault, match=said):
             find(tmp_path)
     assert names(tmp_path) == ["step-00000120"]
@@ -109,21 +107,21 @@ def test_another_format_is_refused_and_stays(tmp_path):
 def test_a_checkpoint_is_found_by_its_directory_its_folder_or_its_run(tmp_path, named):
     saved(tmp_path / "run" / "checkpoints", 100)
     saved(tmp_path / "run" / "checkpoints", 120)
-    assert verification.locate(tmp_path / named).manifest.step == 120
+    assert storage.locate(tmp_path / named).manifest.step == 120
 
 
 def test_a_run_gives_its_newest_good_one_and_sets_nothing_aside(tmp_path):
     good = saved(tmp_path / "checkpoints", 100)
     (saved(tmp_path / "checkpoints", 120) / "model.safetensors").unlink()
-    found = verification.locate(tmp_path)
+    found = storage.locate(tmp_path)
     assert found.path == good
     (note,) = found.notes()
     assert note.startswith("this is not the run's newest checkpoint, which is damaged: step-00000120: ")
     assert note.endswith("; step-00000100 is used")
-    assert verification.locate(good).notes() == []
+    assert storage.locate(good).notes() == []
     assert names(tmp_path / "checkpoints") == ["step-00000100", "step-00000120"]
 
 
 def test_what_holds_no_checkpoint_is_named_with_what_would(tmp_path):
-    with pytest.raises(CheckpointError, match=f"no checkpoint in {tmp_path}\nGive a run directory"):
-        verification.locate(tmp_path)
+    with pytest.raises(CheckpointError, match=f"no checkpoint in {tmp_path}\nGive the directory"):
+        storage.locate(tmp_path)

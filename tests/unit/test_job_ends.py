@@ -9,7 +9,7 @@ import pytest
 from support.numpy_backend import NumpyDigits
 
 from hvdtrain.checkpoints import storage
-from hvdtrain.checkpoints.verification import newest_verified
+from hvdtrain.checkpoints.storage import newest_verified
 from hvdtrain.errors import EnvironmentFault, TaskError, WorkerFailure
 from hvdtrain.reporting.run_report import RunReport
 

@@ -11,7 +11,7 @@ import pytest
 from support.fakes import FakeBackend, one_worker
 from support.states import equal, names
 
-from hvdtrain.checkpoints import storage, verification
+from hvdtrain.checkpoints import storage
 from hvdtrain.config import Layer
 from hvdtrain.errors import CheckpointError, Interrupted, SaveError, Stopped, WorkerFailure
 from hvdtrain.horovod_build.installed import InstalledBuild
@@ -102,7 +102,7 @@ def summary(folder) -> dict:
 
 
 def final_state(folder):
-    found = verification.locate(folder)
+    found = storage.locate(folder)
     assert found.manifest.step == 5
     return found.read()
 

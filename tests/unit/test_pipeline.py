@@ -12,9 +12,8 @@ from hvdtrain.backends.pipeline.checks import blocks_of
 from hvdtrain.backends.pipeline.pipeline import (
     Layout,
     bubble,
-    check_enough,
     cut,
-    given_cuts,
+    first_blocks,
     one_forward_one_backward,
 )
 from hvdtrain.backends.tensorflow.functions import phase_of_layers
@@ -41,11 +40,11 @@ def test_the_largest_stage_is_as_small_as_any_division_makes_it():
 
 def test_what_cannot_be_cut_is_refused():
     with pytest.raises(TaskError, match="the model has 2 blocks, which cannot be divided into 3 stages"):
-        check_enough(2, 3)
+        first_blocks([1, 1], 3, None)
     for cuts in ([0], [5], [3, 2], [1, 1], [], [1, 2, 3]):
         with pytest.raises(ConfigError, match="does not divide 5 blocks into 3 stages"):
-            given_cuts(cuts, 5, 3)
-    assert given_cuts([1, 4], 5, 3) == [0, 1, 4]
+            first_blocks([1] * 5, 3, cuts)
+    assert first_blocks([1] * 5, 3, [1, 4]) == [0, 1, 4]
     model = convnet.tf_model((8, 8, 1), 10)
     with pytest.raises(TaskError, match=r"a Functional, cannot be divided into stages"):
         blocks_of(SimpleNamespace(), model, "tf", layers_of(model))

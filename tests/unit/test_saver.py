@@ -12,7 +12,7 @@ from support.fakes import FakeReport, one_worker
 from support.states import equal, make_record, make_state, names
 
 from hvdtrain.checkpoints import saver as saving
-from hvdtrain.checkpoints import storage, verification
+from hvdtrain.checkpoints import storage
 from hvdtrain.checkpoints.saver import BackgroundSaver
 from hvdtrain.early_stopping import MetricGoal
 
@@ -97,7 +97,7 @@ def test_a_checkpoint_has_the_state_of_its_step_however_late_it_is_written(job):
     job.backend.value = 2.0
     job.backend.go_on.set()
     job.saver.finish()
-    assert equal(verification.verify(job.saver.newest).read(), make_state(1.0))
+    assert equal(storage.verify(job.saver.newest).read(), make_state(1.0))
 
 
 def test_the_next_save_waits_for_the_one_in_flight(job, monkeypatch):

@@ -5,7 +5,7 @@ from support.object_store import client_environment, object_store
 from support.states import equal, make_state, saved
 from support.stored_runs import evaluation, make_run, window
 
-from hvdtrain.checkpoints.remote import fetched
+from hvdtrain.checkpoints.remote import stored_checkpoints
 from hvdtrain.errors import CheckpointError
 from hvdtrain.jobs.serving.checkpoint import chosen_checkpoint
 from hvdtrain.storage import urls as object_urls
@@ -41,7 +41,7 @@ def url(store, request, tmp_path):
 
 @pytest.mark.parametrize("named", ["", "/checkpoints/step-00000003"])
 def test_a_checkpoint_is_fetched_and_verified(url, named):
-    found = fetched.locate(url + named)
+    found = stored_checkpoints.locate(url + named)
     assert found.manifest.step == 3
     assert equal(found.read(), make_state(3))
     assert printable(f"of {found.path}") == f"of {url}/checkpoints/step-00000003"
@@ -57,10 +57,10 @@ def test_the_best_one_is_chosen(url):
 def test_one_without_a_manifest_does_not_exist_and_a_damaged_one_is_passed_over(store, url):
     object_urls.remove(f"{url}/checkpoints/step-00000003/trainer.json")
     store.put(f"{url.partition('://bucket/')[2]}/checkpoints/step-00000002/model.safetensors", b"damaged")
-    found = fetched.locate(url)
+    found = stored_checkpoints.locate(url)
     assert found.manifest.step == 1
     assert "step-00000002" in found.damaged[0]
     assert len(found.damaged) == 1
     for named in ("3", "2"):
         with pytest.raises(CheckpointError, match=f"step-0000000{named}"):
-            fetched.locate(f"{url}/checkpoints/step-0000000{named}")
+            stored_checkpoints.locate(f"{url}/checkpoints/step-0000000{named}")

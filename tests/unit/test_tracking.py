@@ -92,7 +92,7 @@ def sender_of(folder: Path, note=print) -> Sender:
 @pytest.fixture
 def checkpoint(run_dir, monkeypatch):
     """Gives a checkpoint that is good."""
-    monkeypatch.setattr("hvdtrain.checkpoints.verification.verify", lambda path: None)
+    monkeypatch.setattr("hvdtrain.checkpoints.storage.verify", lambda path: None)
     folder = run_dir / "step-1"
     folder.mkdir()
     (folder / "file").write_text("x")

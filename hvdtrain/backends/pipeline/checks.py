@@ -8,15 +8,21 @@ import numpy as np
 from hvdtrain.errors import TaskError
 from hvdtrain.host.frameworks import FRAMEWORKS
 
-Outputs = Callable[[bool], Sequence[Any]]
-
 _RELATIVE, _ABSOLUTE = 1e-3, 1e-5  # by which outputs of blocks may differ from the model's
 
 _PARTS = {"torch": "modules", "tf": "layers"}
 
 
-def blocks_of(task: Any, model: Any, framework: str, of_sequential: Sequence[Any] | None) -> list[Any]:
+def blocks_of(
+    task: Any, model: Any, framework: str, of_sequential: Sequence[Any] | None, loss_trains: bool = False
+) -> list[Any]:
     """Return the blocks of a model: what the task gives, or those that it has as a sequential one."""
+    if loss_trains:
+        raise TaskError(
+            "the task's loss has parameters, which are in no block of the model and so in no stage of it",
+            "Leave stages out, or compute them in the model.",
+            everywhere=True,
+        )
     method, name = FRAMEWORKS[framework].blocks_method, type(model).__name__
     own = getattr(task, method, None)
     if own is None and of_sequential is not None:
@@ -37,11 +43,10 @@ def blocks_of(task: Any, model: Any, framework: str, of_sequential: Sequence[Any
         raise wrong_blocks(framework, problem) from error
     is_ordered = isinstance(given, Iterable) and not isinstance(given, set | frozenset)
     blocks = list(given) if is_ordered else []
-    wrong = next((block for block in blocks if not callable(block)), None)
-    if not blocks or wrong is not None:
-        found = repr(given) if not blocks else f"a {type(wrong).__name__} among them"
+    wrong = next((f"a {type(block).__name__} among them" for block in blocks if not callable(block)), None)
+    if wrong or not blocks:
         must = f"it must give a list of {_PARTS[framework]} or of hvdtrain.Block"
-        raise wrong_blocks(framework, f"{must}, found {found}")
+        raise wrong_blocks(framework, f"{must}, found {wrong or repr(given)}")
     return blocks
 
 
@@ -52,15 +57,6 @@ def wrong_blocks(framework: str, problem: str) -> TaskError:
         "The blocks, called one after the other, must compute what the model does, and each parameter "
         "must be in one of them. hvdtrain.Block(function, *parts) names the modules or layers that a "
         "function uses.",
-        everywhere=True,
-    )
-
-
-def loss_has_parameters() -> TaskError:
-    """Return the error of a loss that has parameters, which belong to no stage."""
-    return TaskError(
-        "the task's loss has parameters, which are in no block of the model and so in no stage of it",
-        "Leave stages out, or compute them in the model.",
         everywhere=True,
     )
 
@@ -90,10 +86,13 @@ def check_one_owner(path: str, stages: Sequence[int]) -> None:
         )
 
 
-def check_outputs(framework: str, of_model: Outputs, of_blocks: Outputs) -> str:
-    """Check that blocks compute what their model does; return what they do otherwise in training, as text."""
+def check_outputs(framework: str, outputs: Callable[[bool, bool], Sequence[Any]]) -> str:
+    """Check that blocks compute what their model does; return what they do otherwise in training, as text.
+
+    ``outputs`` takes whether the model is in training, and whether its blocks compute in its place.
+    """
     for training in (False, True):
-        expected, found = of_model(training), of_blocks(training)
+        expected, found = outputs(training, False), outputs(training, True)
         if len(expected) == len(found) and all(map(_is_close, expected, found)):
             continue
         problem = "the blocks compute other outputs than the model for the first batch"

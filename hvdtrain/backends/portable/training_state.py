@@ -52,27 +52,12 @@ class Spool:
         return copy
 
 
-class ReadyState:
-    """A portable state that is gathered already."""
-
-    def __init__(self, state: PortableState | None, error: Exception | None = None) -> None:
-        self._state = state
-        self._error = error
-
-    def read(self) -> PortableState:
-        """Return the state; may be called once, in another thread."""
-        if self._state is None:
-            raise self._error or OSError("the state could not be gathered")
-        state, self._state = self._state, None
-        return state
-
-
 class Keeper:
-    """Takes arrays into a spool, to the last one; if the disk has no room for one, ``read`` raises that."""
+    """A portable state, whose arrays are taken into a spool to the last one, though the disk be full."""
 
     def __init__(self, folder: Path | None) -> None:
         self.error: Exception | None = None
-        self._state: PortableState = {}
+        self.state: PortableState = {}
         try:
             self._spool = Spool(folder)
         except OSError as error:
@@ -82,14 +67,17 @@ class Keeper:
         """Take in arrays; of those of one name, the first."""
         try:
             for name, array in arrays:
-                if self.error is None and name not in self._state:
-                    self._state[name] = self._spool.keep(array)
+                if self.error is None and name not in self.state:
+                    self.state[name] = self._spool.keep(array)
         except Exception as error:  # such as no room on the disk: the others are in the next collective
             self.error = self.error or error
 
-    def ready(self, others: PortableState | None = None) -> ReadyState:
-        """Return what was taken in, and others."""
-        return ReadyState(None if self.error else {**self._state, **(others or {})}, self.error)
+    def read(self) -> PortableState:
+        """Return the state, or raise what went wrong; may be called once, in another thread."""
+        if self.error is not None:
+            raise self.error
+        state, self.state = self.state, {}
+        return state
 
 
 class CommonOptimizerState:
@@ -105,8 +93,8 @@ class CommonOptimizerState:
 
     def __init__(self, model: Any, optimizer: Any, prefix: str) -> None:
         self._model, self.optimizer = model, optimizer
-        self._prefix = f"optimizer/{prefix}"
-        self._step = f"{self._prefix}step"
+        self.prefix = f"optimizer/{prefix}"  # of the portable names of all that it keeps
+        self._step = f"{self.prefix}step"
 
     def check(self) -> None:
         """Check that everything the optimizer keeps can be saved."""
@@ -115,15 +103,10 @@ class CommonOptimizerState:
         """Return whether the optimizer keeps anything yet."""
         return True
 
-    def is_in(self, state: StateArrays) -> bool:
-        """Return whether a state has anything of this optimizer."""
-        return any(name.startswith(self._prefix) for name in state)
-
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Return the shapes of the slots and of the numbers, by portable name."""
-        return {field.name: field.shape for field in self.slot_fields()} | dict.fromkeys(
-            self.number_names(), ()
-        )
+        slots = {field.name: field.shape for field in self.slot_fields()}
+        return slots | dict.fromkeys(self.number_names(), ())
 
 
 class CommonState:
@@ -162,9 +145,10 @@ class CommonState:
         ema_fields = self.ema.fields if has_ema(state) else []
         has_outer = any(field.name in state for field in self._outer_fields)
         others = [*ema_fields, *(self._outer_fields if has_outer else ())]
-        emptied = [part for part in self._parts if part.starts_empty and not part.is_in(state)]
+        starting = [part for part in self._parts if part.starts_empty]
+        emptied = [part for part in starting if not any(name.startswith(part.prefix) for name in state)]
         filled = [part for part in self._parts if part not in emptied]
-        made = [part for part in filled if part.starts_empty and not part.has_slots()]
+        made = [part for part in starting if part in filled and not part.has_slots()]
         try:
             for part in made:
                 part.make_slots(state)
@@ -303,7 +287,7 @@ class CommonShardedState(CommonState):
         """Collective. Copy the model, and what all workers keep, for rank 0 to read in another thread."""
         keeper = Keeper(folder if is_root else None)
         if not self._shards.workers.broadcast_object(keeper.error is None):
-            return keeper.ready() if is_root else None
+            return keeper if is_root else None
         with peer_errors():
             for number, slot in enumerate(self._sharded):
                 self._gather_slot(number, slot, keeper if is_root else None)
@@ -312,22 +296,23 @@ class CommonShardedState(CommonState):
             return None
         for field in self.model.fields:
             keeper.keep_all(self._arrays(field, {}))
-        return keeper.ready({**kept, **counts})
+        keeper.state |= {**kept, **counts}
+        return keeper
 
     def _gather_slot(self, number: int, slot: ShardedSlot, keeper: "Keeper | None") -> None:
         """Collective. Keep a slot's arrays on rank 0, each as soon as all that it follows from is there."""
         sharded = {id(tensor) for tensor in self._shards.tensors}
-        waiting = {field.name: {id(t) for t in field.tensors} & sharded for field in self._fields(slot)}
-        fields = {field.name: field for field in self._fields(slot)}
+        waiting = [(field, {id(t) for t in field.tensors} & sharded) for field in self._fields(slot)]
         values: dict[int, Any] = {}
         for bucket, flat in self._shards.gather_on_root(slot.of, f"state.{number}"):
             if keeper is None:
                 continue
             values |= bucket.by_tensor(flat)
-            for name in [name for name, needed in waiting.items() if needed <= values.keys()]:
-                del waiting[name]
-                keeper.keep_all(self._arrays(fields[name], values))
-            still = set().union(*waiting.values())
+            for field, needed in waiting:
+                if needed <= values.keys():
+                    keeper.keep_all(self._arrays(field, values))
+            waiting = [one for one in waiting if not one[1] <= values.keys()]
+            still = set().union(*(needed for _, needed in waiting))
             values = {key: value for key, value in values.items() if key in still}
 
     def _scatter(self, slot: ShardedSlot, state: PortableState) -> None:

@@ -129,6 +129,6 @@ class TensorFlowBackend(Backend):
         varies = self.workers.is_elastic and self.parts.config.global_batch_size is not None
         return [with_micro_batches(batch, number) for number in (1, 2)] if varies else [batch]
 
-    def _all_kept(self) -> AbstractContextManager[None]:
+    def _all_kept(self) -> AbstractContextManager[object]:
         parts = self.parts
         return state_kept(self.model, [*parts.slots, *parts.ema.to_broadcast(), *parts.scale_variables])

@@ -145,14 +145,14 @@ class Computation(ComputationBase):
             tf.function(traced, autograph=False).get_concrete_function(batch.arrays, batch.weights)
         return batch.counts if self.leaves_out.get(training) else ()
 
-    def first_counted(
-        self, batch: TensorFlowBatch, training: bool
+    def counted(
+        self, batch: TensorFlowBatch, place: int = 0, training: bool | None = None
     ) -> tuple[dict[str, Tensor], Tensor, Tensor]:
-        """Return the first micro-batch with weights and gradient weights, without padding as in a step."""
+        """Return a micro-batch with weights and gradient weights, without padding, if need be of a phase."""
         parts = (batch.arrays, batch.weights, batch.gradient_weights)
         if len(batch.weights.shape) > 1:  # several micro-batches
-            parts = tf.nest.map_structure(lambda a: a[0], parts)
-        counts = batch.counts[:1] if self.leaves_out.get(training) else ()
+            parts = tf.nest.map_structure(lambda a: a[place], parts)
+        counts = batch.counts[place : place + 1] if training is None or self.leaves_out.get(training) else ()
         return of_counted(counts, lambda *counted: counted)(*parts)
 
     def per_sample(

@@ -61,7 +61,7 @@ def as_array(value: Any) -> Any:
 
 
 @contextmanager
-def state_kept(model: Layer, others: Sequence[Any] = ()) -> Iterator[None]:
+def state_kept(model: Layer, others: Sequence[Any] = ()) -> Iterator[list[tuple[Any, Tensor]]]:
     """Return a context after which a model and the random generators of both libraries are as they were."""
     with tf.device("CPU"):
         before = [(variable, tf.identity(native(variable))) for variable in (*model.variables, *others)]
@@ -69,7 +69,7 @@ def state_kept(model: Layer, others: Sequence[Any] = ()) -> Iterator[None]:
     seeds = None if generator is None else generator.state.numpy()
     operations = eager.context()._rng.getstate()  # what random operations outside of a graph draw from
     try:
-        yield
+        yield before
     finally:
         for variable, value in before:
             variable.assign(value)
@@ -134,8 +134,9 @@ def dry_run(step: Any, state_tensors: Any, batch: HostBatch, training: bool) -> 
     error, changes = None, Changes()
     draws: list[str] = []
     try:
-        with peer_errors(), state_kept(computation.model), state_tensors.watched() as changes:
+        with peer_errors(), state_kept(computation.model) as kept:
             values = step.dry_run(computation.wrap(batch), training, draws)
+            changes = state_tensors.changes(kept)
     except PeerLostError:
         raise
     except tf.errors.InvalidArgumentError as raised:
@@ -152,8 +153,9 @@ def dry_run(step: Any, state_tensors: Any, batch: HostBatch, training: bool) -> 
         )
     last, note = last_activation(computation.model), "; ".join(filter(None, notes))
     found = changes.crcs, changes.refusal
-    kept = {"weighted": computation.weighted, "metrics": {} if training else computation.evaluation.tried}
-    result = DryRun(recorder.outputs, values, last, error, note, *found, **kept)
+    metrics = {} if training else computation.evaluation.tried
+    more: dict[str, Any] = {"weighted": computation.weighted, "metrics": metrics}
+    result = DryRun(recorder.outputs, values, last, error, note, *found, **more)
     return step.completed(result, training)
 
 
@@ -165,7 +167,7 @@ def values_of_first(
     rows_of: Callable[[Any, Tensor, Tensor], Tensor],
 ) -> dict[str, NDArray[Any]]:
     """Return the loss and the metrics of a batch's first micro-batch, by name."""
-    arrays, weights, gradient_weights = computation.first_counted(batch, training)
+    arrays, weights, gradient_weights = computation.counted(batch, training=training)
     seed_operations(batch.step)
     computation.set_seeds(computation.seeds(batch.step))
 
@@ -191,7 +193,7 @@ def find_comparing(computation: Computation, batch: HostBatch, training: bool) -
     """Collective. Return a sentence on how a value of a sample depends on other samples, or ""."""
     if computation.gathering.is_used:
         return ""
-    arrays, weights, _ = computation.first_counted(computation.wrap(batch), training)
+    arrays, weights, _ = computation.counted(computation.wrap(batch), training=training)
     objective = computation.train_objective if training else computation.eval_objective
 
     def values_of(rows: NDArray[np.int64], seed: int) -> GivenArrays:

@@ -1,16 +1,13 @@
 """The variables of a Keras model that no optimizer updates; see also ``torch/replica_state.py``."""
 
 import zlib
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 from numpy.typing import NDArray
 
 from hvdtrain.backends.replica_state import Changes, StateTensor, made_late
-from hvdtrain.backends.tensorflow.functions import native
 from hvdtrain.backends.tensorflow.state.model_state import Field, ModelState, walk
 from hvdtrain.backends.tensorflow.sync_batch_norm import find_batch_norms
 from hvdtrain.backends.trained_set import TrainedSetBase
@@ -71,21 +68,17 @@ class StateTensors:
     def take_back(self) -> None:
         """Do nothing: a forward pass assigns to variables, and replaces none."""
 
-    @contextmanager
-    def watched(self) -> Iterator[Changes]:
-        """Return a context in which the model is called, and what that changes is found out. Local."""
-        found = Changes()
-        own = [f for f in self._tensors.fields if not f.trainable and id(f.variable) not in self._statistics]
-        with tf.device("CPU"):
-            before = [(field, tf.identity(native(field.variable))) for field in own]
-        known = {id(variable) for variable in self._model.weights}
-        yield found
-        for field, value in before:
-            data = as_bytes(field.variable)
-            if not np.array_equal(data, as_bytes(value)):
-                found.crcs[field.name] = zlib.crc32(data.data)
-        late = [variable.path for variable in self._model.weights if id(variable) not in known]
+    def changes(self, kept: Sequence[tuple[Any, Any]]) -> Changes:
+        """Return what calls of the model have changed since its variables were kept. Local."""
+        found, values = Changes(), {id(variable): value for variable, value in kept}
+        for field in self._tensors.fields:
+            if not field.trainable and id(field.variable) not in self._statistics:
+                data = as_bytes(field.variable)
+                if not np.array_equal(data, as_bytes(values[id(field.variable)])):
+                    found.crcs[field.name] = zlib.crc32(data.data)
+        late = [variable.path for variable in self._model.weights if id(variable) not in values]
         found.refusal = made_late(late, "tf_model", "model(inputs, training=True)")
+        return found
 
     def _state_tensor(self, field: Field) -> StateTensor:
         name = str(field.variable.dtype)

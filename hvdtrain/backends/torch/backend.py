@@ -18,7 +18,6 @@ from hvdtrain.backends.torch.objective.metric_objects import COLLECTIVES
 from hvdtrain.backends.torch.probes import state_kept
 from hvdtrain.backends.torch.replica_state import StateTensors
 from hvdtrain.backends.torch.state.moving_state import MovingState
-from hvdtrain.backends.torch.state.tensors import optimizers_kept
 from hvdtrain.backends.torch.step_clock import ProfilerRecorder
 from hvdtrain.backends.torch.steps.optimizer_state import TrainingState
 from hvdtrain.backends.torch.steps.plain_step import Parts
@@ -132,8 +131,12 @@ class TorchBackend(Backend):
     def _all_kept(self) -> Iterator[None]:
         scale = self.parts.loss_scale
         numbers = None if scale is None else scale.to_broadcast()
-        averages = self.parts.ema.to_broadcast()
-        with state_kept(self.model, self._device, averages), optimizers_kept(self.optimizers):
-            yield
+        moving = MovingState(self.model, (), self.optimizers, device="cpu")
+        with state_kept(self.model, self._device, self.parts.ema.to_broadcast()):
+            moving.keep()
+            try:
+                yield
+            finally:
+                moving.restore()
         if scale is not None and numbers is not None:
             scale.follow(numbers)

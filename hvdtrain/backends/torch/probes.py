@@ -19,7 +19,7 @@ from hvdtrain.backends.replica_state import Changes
 from hvdtrain.backends.torch.batches import TorchBatch
 from hvdtrain.backends.torch.computation import Computation
 from hvdtrain.backends.torch.objective.losses import as_arrays
-from hvdtrain.backends.torch.state.tensors import address_of, as_kept, set_values
+from hvdtrain.backends.torch.state.tensors import KeptTensor, address_of, as_kept, set_values
 from hvdtrain.backends.torch.sync_batch_norm import find_batch_norms
 from hvdtrain.backends.torch.task_model import LOSS
 from hvdtrain.backends.workers import peer_errors
@@ -53,10 +53,12 @@ def as_array(tensor: torch.Tensor) -> Any:
 
 
 @contextmanager
-def state_kept(model: nn.Module, device: torch.device, others: Iterable[torch.Tensor] = ()) -> Iterator[None]:
+def state_kept(
+    model: nn.Module, device: torch.device, others: Iterable[torch.Tensor] = ()
+) -> Iterator[list[KeptTensor]]:
     """Return a context after which a model, its attributes and PyTorch's generators are as they were."""
     more = [(tensor, as_kept(tensor)) for tensor in others]
-    places: list[tuple[dict[str, Any], str, torch.Tensor, torch.Tensor]] = [
+    places: list[KeptTensor] = [
         (tensors, name, tensor, as_kept(tensor, tensors is module._buffers))
         for module in model.modules()
         for tensors in (cast(dict[str, Any], module._parameters), module._buffers)
@@ -66,7 +68,7 @@ def state_kept(model: nn.Module, device: torch.device, others: Iterable[torch.Te
     mode, attributes = model.training, [(vars(module), dict(vars(module))) for module in model.modules()]
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         try:
-            yield
+            yield places
         finally:
             if model.training is not mode:
                 (model.train if mode else model.eval)()
@@ -137,10 +139,11 @@ def dry_run(step: Any, state_tensors: Any, batch: HostBatch, training: bool) -> 
     in_evaluation, undone = parts_in_evaluation(model), ""
     changed: tuple[str, ...] = ()
     try:
-        with peer_errors(), state_kept(model, computation.device):
+        with peer_errors(), state_kept(model, computation.device) as kept:
             wrapped = computation.wrap(copied(batch))
-            with _recorded(model, outputs), state_tensors.watched() as changes:
+            with _recorded(model, outputs):
                 values = step.dry_run(wrapped, training)
+            changes = state_tensors.changes(kept)
             undone = describe_undone(in_evaluation) if training else ""
             changed = changed_in_place(batch, wrapped.micro_batches[0])
     except PeerLostError:
@@ -149,12 +152,10 @@ def dry_run(step: Any, state_tensors: Any, batch: HostBatch, training: bool) -> 
         error = raised
     computation.forget_mode()  # the modes are as before, so that training begins with a call of train()
     last, found = last_activation(model), (changes.crcs, changes.refusal, changed)
-    kept: dict[str, Any] = {
-        "weighted": computation.weighted,
-        "metrics": {} if training else computation.evaluation.tried,
-    }
+    metrics = {} if training else computation.evaluation.tried
+    more: dict[str, Any] = {"weighted": computation.weighted, "metrics": metrics}
     outputs.append(None)  # if the model was not called
-    result = DryRun(outputs[0], values, last, error, undone, *found, **kept)
+    result = DryRun(outputs[0], values, last, error, undone, *found, **more)
     return step.completed(result, training)
 
 

@@ -15,7 +15,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from hvdtrain.backends.replica_state import Changes, StateTensor, made_late
 from hvdtrain.backends.torch.state.layouts import left_out
 from hvdtrain.backends.torch.state.model_state import ModelState
-from hvdtrain.backends.torch.state.tensors import address_of, as_kept, set_values, strided_parts
+from hvdtrain.backends.torch.state.tensors import KeptTensor, address_of, set_values, strided_parts
 from hvdtrain.backends.trained_set import TrainedSetBase
 from hvdtrain.errors import TaskError
 
@@ -86,7 +86,6 @@ class _Place:
     tensor: torch.Tensor  # what was there first, which is what is saved
     shape: torch.Size  # its shape then
     is_saved: bool  # whether it is a part of the saved state
-    is_buffer: bool  # whether it is a buffer, and no parameter
 
     def replacement(self) -> torch.Tensor | None:
         """Return what a forward pass has put in the tensor's place, if it has."""
@@ -102,8 +101,7 @@ class StateTensors:
         self.paths = {id(entry.tensor): entry.path for entry in tensors.entries}
         saved = set(self.paths)
         norms = [module for module in model.modules() if isinstance(module, _NormBase)]  # batch, instance
-        of_norms = [(m, name) for m in norms for name in _STATISTICS if name in m._buffers]
-        self._defaults = {id(m._buffers[name]): "mean" for m, name in of_norms}
+        self._defaults = {id(m._buffers.get(name)): "mean" for m in norms for name in _STATISTICS}
         self._places: list[_Place] = []
         for path, module in model.named_modules():
             parameters = cast(dict[str, Any], module._parameters)
@@ -113,42 +111,38 @@ class StateTensors:
                     if tensor is None or tensor.is_meta or (holder is parameters and not is_saved):
                         continue
                     self.paths.setdefault(id(tensor), "/".join(filter(None, (*path.split("."), name))))
-                    is_buffer = holder is not parameters
-                    self._places.append(_Place(holder, name, tensor, tensor.shape, is_saved, is_buffer))
+                    self._places.append(_Place(holder, name, tensor, tensor.shape, is_saved))
                     if name in left_out(module):  # the count of a norm's batches
                         self._defaults[id(tensor)] = "max"
 
     def __call__(self) -> list[StateTensor]:
         """Return the tensors that are not trained now, each once."""
         self.take_back()
-        return [self._state_tensor(tensor) for tensor in self._untrained()]
+        # a buffer that is not saved, such as a cache, may have got another shape
+        places = [place for place in self._untrained_places() if place.replacement() is None]
+        there = [place.tensor for place in places if place.is_saved or place.tensor.shape == place.shape]
+        return [self._state_tensor(tensor) for tensor in {id(tensor): tensor for tensor in there}.values()]
 
-    @contextmanager
-    def watched(self) -> Iterator[Changes]:
-        """Return a context in which the model is called, and what that changes is found out. Local."""
-        found = Changes()
-        places = [place for place in self._untrained_places() if id(place.tensor) not in self._defaults]
-        before = [(place, as_kept(place.tensor, place.is_buffer)) for place in places]
-        known = {key for key, _ in _all_places(self._model)}
-        yield found
-        for place, value in before:
+    def changes(self, kept: Sequence[KeptTensor]) -> Changes:
+        """Return what calls of the model have changed since its tensors were kept. Local."""
+        found, values = Changes(), {id(tensor): value for *_, tensor, value in kept}
+        for place in self._untrained_places():
+            if id(place.tensor) in self._defaults:
+                continue
             now, path = place.replacement(), self.paths[id(place.tensor)]
+            value = values.get(id(place.tensor), place.tensor)
             if now is not None and _is_unlike(now, place.tensor):
                 found.refusal = _unlike(path, now, place.tensor) if place.is_saved else None
             elif _differ(now := place.tensor if now is None else now, value):
                 found.crcs[f"model/{path}"] = zlib.crc32(as_bytes(now).data)
+        known = {(id(holder), name) for holder, name, *_ in kept}
         late = [name for key, name in _all_places(self._model) if key not in known]
         found.refusal = made_late(late, "torch_model", "model(inputs)") or found.refusal
+        return found
 
     def _untrained_places(self) -> list[_Place]:
         trained = {id(entry.tensor) for entry in self._tensors.entries if entry.trainable}
         return [place for place in self._places if id(place.tensor) not in trained]
-
-    def _untrained(self) -> list[torch.Tensor]:
-        """Return the tensors; a buffer that is not saved, such as a cache, may have got another shape."""
-        places = [place for place in self._untrained_places() if place.replacement() is None]
-        there = [place.tensor for place in places if place.is_saved or place.tensor.shape == place.shape]
-        return list({id(tensor): tensor for tensor in there}.values())
 
     def take_back(self) -> TaskError | None:
         """Copy a buffer that a forward pass has replaced into the one that is saved, which is put back."""

@@ -36,8 +36,8 @@ _SETTLE_SECONDS = 0.5  # for stores that know no conditions: of two jobs that cl
 class Claim:
     """The claim of one job on a run directory."""
 
-    def __init__(self, url: str, note: Callable[[str], None] = lambda text: None, ended: str = "") -> None:
-        self._url, self._note, self._ended = url, note, ended
+    def __init__(self, url: str, note: Callable[[str], None] = lambda text: None) -> None:
+        self._url, self._note, self._ended = url, note, ""
         self._object, self._lock = join(url, CLAIM_FILE), threading.Lock()
         self.id, self.writer = uuid4().hex, ""  # of this claim, and of the last job that changed the run
         self.lost = ""  # why this job may no longer write; empty while it may
@@ -45,8 +45,9 @@ class Claim:
         self._said = {"id": self.id, "host": socket.gethostname(), "process": os.getpid(), "since": since}
         self._beat, self._is_held = 0, False
 
-    def acquire(self) -> None:
-        """Claim the run directory; wait for a job that gives no sign of life until it counts as dead."""
+    def acquire(self, ended: str = "") -> None:
+        """Claim the run directory; wait for a sign of life of the job that has it, unless it ``ended``."""
+        self._ended = ended
         found, tag = self._read()
         if self._is_of_other(found):
             waits = f"waiting {FRESH_SECONDS:.0f} s for a sign of life"

@@ -8,22 +8,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from hvdtrain.checkpoints import storage, verification
+from hvdtrain.checkpoints import storage
 from hvdtrain.checkpoints.manifest import CorruptCheckpoint, Manifest, copied
+from hvdtrain.checkpoints.remote import stored_checkpoints as stored
 from hvdtrain.checkpoints.remote.claim import BEAT_SECONDS, Claim
-from hvdtrain.checkpoints.remote.stored_checkpoints import (
-    SCRATCH,
-    delete,
-    fetch,
-    fetch_logs,
-    files_in,
-    logs_in,
-    manifest_of,
-    names_in,
-    put,
-    set_aside,
-    step_in,
-)
 from hvdtrain.checkpoints.storage import FOLDER, MANIFEST_FILE
 from hvdtrain.early_stopping import MetricGoal
 from hvdtrain.errors import CheckpointError, ConfigError, EnvironmentFault
@@ -49,24 +37,26 @@ class RunStore:
         self, url: str, folder: Path, keep_last: int | None = None, goal: MetricGoal | None = None
     ) -> None:
         self.url, self.folder = url, folder
-        self.claim: Claim | None = None  # the job's claim on it; None before ``begin``
+        self._notes = list[str]()
+        self.claim = Claim(url, self._notes.append)  # the job's claim on it
         self.newest = ""  # the name of the newest good checkpoint at the start, which is in the copy
         self.known: dict[str, Manifest | None] = {}  # of what is in the store, the newest last; None: damaged
         self.whole: set[str] = set()  # the names of those of the working copy that are whole in the store
         self._keep_last, self._goal = keep_last, goal
-        self._checkpoints, self._stored, self._scratch = folder / FOLDER, join(url, FOLDER), folder / SCRATCH
+        self._checkpoints, self._stored = folder / FOLDER, join(url, FOLDER)
+        self._scratch = folder / stored.SCRATCH
         self._claims = self._scratch / "claims.json"  # which jobs have written the working copy
         self._later: list[str] = []  # checkpoints that are still to be set aside, the newest last
         self._has_begun = False  # to write in the store
-        self._seen: dict[str, tuple[int, ...]] = {}  # versions of checkpoints that need no upload
-        self._uploaded: dict[Path, tuple[int, ...]] = {}  # versions of logs
+        # versions of logs, and of the manifests of checkpoints that need no upload
+        self._seen: dict[Path, tuple[int, ...]] = {}
         self._retained: list[str] = []  # what was here when others were last deleted there
         self._next_logs = 0.0
         self._thread: threading.Thread | None = None
         self._wake, self._is_over = threading.Event(), threading.Event()
         self._failing_since = math.inf
         self._has_given_up = False
-        self._problem, self._notes = "", list[str]()
+        self._problem = ""
         self._wanted = self._done = 0  # the number of the last flush, and of the last that was done
 
     def begin(self, resumes: bool) -> list[str]:
@@ -75,8 +65,8 @@ class RunStore:
         claims = [""]
         with suppress(OSError, ValueError):
             claims = json.loads(read_regular(self._claims, 1 << 16))["claims"]
-        self.claim = claim = Claim(self.url, self._notes.append, ended=claims[-1])
-        claim.acquire()
+        claim = self.claim
+        claim.acquire(ended=claims[-1])
         threading.Thread(target=self.beat, args=(claim,), daemon=True, name="claim").start()
         is_stored = not {name(one.url) for one in entries(self.url)}.isdisjoint(_RUN_FILES)
         is_here = any((self.folder / one).exists() for one in _RUN_FILES)
@@ -90,7 +80,7 @@ class RunStore:
             self._move_aside()
         write_json(self._claims, {"claims": [claim.writer, claim.id]})
         if is_stored:
-            fetch_logs(self.url, self.folder)
+            stored.fetch_logs(self.url, self.folder)
         if resumes:
             self._find_newest()
         return self.notes()
@@ -98,7 +88,7 @@ class RunStore:
     def _move_aside(self) -> None:
         aside = self.folder.with_name(f"{self.folder.name}-set-aside-{time.time_ns():x}")
         aside.mkdir()
-        for path in [path for path in self.folder.iterdir() if path.name not in (SCRATCH, LOCK_FILE)]:
+        for path in [path for path in self.folder.iterdir() if path.name not in (stored.SCRATCH, LOCK_FILE)]:
             path.rename(aside / path.name)
         text = "the run was continued on another host since this host's copy of it, which is set aside as"
         self._notes.append(f"{text} {aside}")
@@ -108,18 +98,18 @@ class RunStore:
         self._look()
         here = [path.name for path in storage.checkpoints_in(self._checkpoints)]
         problems: list[str] = []
-        for one in sorted({*here, *self.known}, key=step_in, reverse=True):
+        for one in sorted({*here, *self.known}, key=stored.step_in, reverse=True):
             path = self._checkpoints / one
             if one in here:
                 try:
-                    verification.verify(path)
+                    storage.verify(path)
                     self.newest = one
                     break
                 except CorruptCheckpoint as corruption:
                     problems.append(f"{path} is damaged: {corruption}; {storage.quarantine(path)}")
             if one in self.known:
                 try:
-                    fetch(join(self._stored, one), self._checkpoints)
+                    stored.fetch(join(self._stored, one), self._checkpoints)
                     self.newest = one
                     break
                 except CorruptCheckpoint as corruption:  # it stays: this host may have misread it
@@ -137,10 +127,10 @@ class RunStore:
     def _look(self) -> None:
         """Find the checkpoints in the store now."""
         known: dict[str, Manifest | None] = {}
-        for one in names_in(self._stored):
+        for one in stored.names_in(self._stored):
             with suppress(CorruptCheckpoint, EnvironmentFault):
                 known[one] = None
-                known[one] = self.known.get(one) or manifest_of(join(self._stored, one))
+                known[one] = self.known.get(one) or stored.manifest_of(join(self._stored, one))
                 if known[one] is None:
                     del known[one]
         self.known = known
@@ -152,7 +142,7 @@ class RunStore:
     def start(self, step: int | None) -> None:
         """Begin to upload what the job writes. Checkpoints there of later steps are set aside."""
         if step is not None:
-            self._later = [one for one in self.known if step_in(one) > step]
+            self._later = [one for one in self.known if stored.step_in(one) > step]
         self._thread = threading.Thread(target=self.work, daemon=True, name="upload")
         self._thread.start()
 
@@ -190,62 +180,65 @@ class RunStore:
 
     def round(self, *, is_last: bool = False) -> None:
         """Upload what there is to upload now; with ``is_last`` the logs, too."""
-        assert self.claim is not None
         if not self._has_begun:
             self.claim.writer = self.claim.id
             self.claim.update()
             while self._later:
                 url = join(self._stored, self._later[-1])
-                self._notes.append(f"checkpoint {url} is of a later step; set aside as {set_aside(url)}")
+                aside = stored.set_aside(url)
+                self._notes.append(f"checkpoint {url} is of a later step; set aside as {aside}")
                 self._later.pop()
             if not (self.folder / SUMMARY_FILE).exists():
                 with suppress(StorePermissionError):
                     remove(join(self.url, SUMMARY_FILE))  # of the job before
             self._has_begun = True
         while names := self.unfinished():
-            self._upload(self.claim, self._checkpoints / names[-1])
-            self._retain(self.claim)  # also while uploads lag behind: the store does not fill up
+            self._upload(self._checkpoints / names[-1])
+            self._retain()  # also while uploads lag behind: the store does not fill up
         if is_last or time.monotonic() >= self._next_logs:
-            self._upload_logs(self.claim)
-        self._retain(self.claim)
+            self._upload_logs()
+        self._retain()
 
     def unfinished(self) -> list[str]:
         """Return the names of the checkpoints here that are still to be uploaded, the newest last."""
         found = storage.checkpoints_in(self._checkpoints)
-        return [path.name for path in found if self._seen.get(path.name) != _version(path / MANIFEST_FILE)]
+        return [path.name for path in found if not self._is_seen(path / MANIFEST_FILE)]
+
+    def _is_seen(self, path: Path) -> bool:
+        return self._seen.get(path) == _version(path)
 
     def is_done(self) -> bool:
         """Return whether the store has all that is here."""
         names = {path.name for path in storage.checkpoints_in(self._checkpoints)}
-        logs = (self._uploaded.get(path) == _version(path) for path in logs_in(self.folder))
+        logs = map(self._is_seen, stored.logs_in(self.folder))
         return self._has_begun and not self.unfinished() and names <= self.whole and all(logs)
 
-    def _upload(self, claim: Claim, path: Path) -> None:
-        version = _version(path / MANIFEST_FILE)
+    def _upload(self, path: Path) -> None:
+        version = _version(manifest := path / MANIFEST_FILE)
         self.whole.discard(path.name)  # another one of that step
         with copied(path, self._scratch, "store") as source:
             if source is None:  # it was deleted meanwhile
                 return
-            self._upload_logs(claim)  # no checkpoint is newer than its log
+            self._upload_logs()  # no checkpoint is newer than its log
             try:
-                self.known[path.name] = put(source, join(self._stored, path.name), claim.check)
+                self.known[path.name] = stored.put(source, join(self._stored, path.name), self.claim.check)
                 self.whole.add(path.name)
                 self._retained = []
             except (CorruptCheckpoint, EnvironmentFault) as error:
                 if path.exists():
                     self._notes.append(f"checkpoint {path} is damaged and is not uploaded: {error}")
-        self._seen[path.name] = version
+        self._seen[manifest] = version
 
-    def _upload_logs(self, claim: Claim) -> None:
-        for path in logs_in(self.folder):
+    def _upload_logs(self) -> None:
+        for path in stored.logs_in(self.folder):
             with suppress(FileNotFoundError):  # it was removed meanwhile
-                if self._uploaded.get(path) != (version := _version(path)):
-                    claim.check()
+                if self._seen.get(path) != (version := _version(path)):
+                    self.claim.check()
                     upload(path, join(self.url, path.relative_to(self.folder).as_posix()))
-                    self._uploaded[path] = version
+                    self._seen[path] = version
         self._next_logs = time.monotonic() + _LOG_SECONDS
 
-    def _retain(self, claim: Claim) -> None:
+    def _retain(self) -> None:
         """Delete checkpoints in the store that need not be kept, as enough newer ones are whole there."""
         here = [path.name for path in storage.checkpoints_in(self._checkpoints)]
         if self._keep_last is None or here == self._retained:
@@ -256,10 +249,10 @@ class RunStore:
             return
         best = self._goal and self._goal.best_of(self.values(self._goal.metric))
         try:
-            for one in names_in(self._stored):
-                if step_in(one) < step_in(newest[0]) and one not in (best, *here):
-                    claim.check()
-                    delete(join(self._stored, one))
+            for one in stored.names_in(self._stored):
+                if stored.step_in(one) < stored.step_in(newest[0]) and one not in (best, *here):
+                    self.claim.check()
+                    stored.delete(join(self._stored, one))
                     self.whole.discard(one)
         except StorePermissionError as error:
             self._notes.append(f"{error.problem}; older checkpoints stay in the store")
@@ -269,13 +262,13 @@ class RunStore:
     def left_out(self) -> list[str]:
         """Return what lies in the working copy and not in the store, such as links."""
         whole = {self._checkpoints / one for one in self.whole}
-        left = (path for path in files_in(self.folder) if path not in self._uploaded)
+        left = (path for path in stored.files_in(self.folder) if path not in self._seen)
         return [str(path.relative_to(self.folder)) for path in left if path.parent not in whole]
 
     @property
     def lost(self) -> str:
         """Why nothing is uploaded any more: another job has the run directory; empty otherwise."""
-        return self.claim.lost if self.claim is not None else ""
+        return self.claim.lost
 
     @property
     def failing_seconds(self) -> float:
@@ -312,7 +305,7 @@ class RunStore:
 
     def close(self, seconds: float) -> bool:
         """End the uploads within this time, and let other jobs have it; return whether the store has all."""
-        if self.claim is None or self._is_over.is_set():
+        if self._is_over.is_set():
             return True
         seconds = min(seconds, _FEW_SECONDS) if self._has_given_up else seconds
         self._has_given_up = False
@@ -330,7 +323,7 @@ class RunStore:
 
     def newest_whole(self) -> str | None:
         """Return the URL of the newest checkpoint here that is whole in the store."""
-        newest = max(self.whole.copy(), key=step_in, default=None)
+        newest = max(self.whole.copy(), key=stored.step_in, default=None)
         return newest and join(self._stored, newest)
 
     def problem(self) -> str:

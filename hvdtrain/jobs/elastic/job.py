@@ -10,7 +10,7 @@ from hvdtrain import errors
 from hvdtrain.backends.step_metrics import NO_FLAGS
 from hvdtrain.backends.workers import abort_collectives
 from hvdtrain.callbacks import Summary
-from hvdtrain.checkpoints.verification import newest_verified
+from hvdtrain.checkpoints.storage import newest_verified
 from hvdtrain.config import Config
 from hvdtrain.data.training_data import SkippedSamples
 from hvdtrain.elastic.member.membership import Membership, connect

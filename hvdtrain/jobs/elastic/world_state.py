@@ -7,7 +7,7 @@ from typing import Any
 
 from hvdtrain.backends.step_metrics import ControlFlags
 from hvdtrain.callbacks import EVAL
-from hvdtrain.checkpoints import storage, verification
+from hvdtrain.checkpoints import storage
 from hvdtrain.checkpoints.saver import Saver
 from hvdtrain.checkpoints.storage import checkpoints_in, step_of
 from hvdtrain.config import Config
@@ -193,7 +193,7 @@ def _open_again(run: TrainingRun, session: Session, world: World) -> list[str]:
     set_aside = storage.quarantine_later(folder, step)
     kept = [one for one in storage.checkpoints_in(folder) if storage.step_of(one) <= step]
     newest = kept[-1] if kept else None
-    values = {} if best is None else verification.values_in(folder, best.metric, step)
+    values = {} if best is None else storage.values_in(folder, best.metric, step)
     old, moved = session.services.report, f"rank 0 is on {world.host} from here on"
     trackers = trackers_of(session.config, path, session.state.tracking_id, changes=[moved], done=step)
     session.services.report = report = report_of(run, session, path, first - 1, trackers)

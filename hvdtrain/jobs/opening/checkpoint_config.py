@@ -8,12 +8,12 @@ from pathlib import Path
 from hvdtrain.backends.base import Backend
 from hvdtrain.backends.portable.initial_values import ema_as_weights, has_ema, without_ema
 from hvdtrain.backends.portable.names import OF_LAYERS, is_private
-from hvdtrain.backends.portable.partial import REMEDY, Choice, Selection, select
+from hvdtrain.backends.portable.partial import REMEDY, Choice, select
 from hvdtrain.backends.records import PortableState, Shapes, StatePart
-from hvdtrain.checkpoints import storage, verification
+from hvdtrain.checkpoints import storage
 from hvdtrain.checkpoints.digest import describe_changes
 from hvdtrain.checkpoints.manifest import CorruptCheckpoint, Manifest
-from hvdtrain.checkpoints.remote import fetched
+from hvdtrain.checkpoints.remote import stored_checkpoints
 from hvdtrain.checkpoints.storage import Checkpoint
 from hvdtrain.config import Config, Layer
 from hvdtrain.errors import CheckpointError, TaskError, UsageError
@@ -49,13 +49,13 @@ _NOT_BY_DEFAULT = (
 def find_unverified(path: Path | str) -> Checkpoint:
     """Find what a user names, a checkpoint or a run's newest, by its manifest alone. Local: no collective."""
     if isinstance(path, str):
-        return fetched.find_unverified(path)
+        return stored_checkpoints.find_unverified(path)
     for candidate in (path, *_newest_first(path / CHECKPOINTS), *_newest_first(path)):
-        manifest = verification.read_manifest(candidate)
+        manifest = storage.read_manifest(candidate)
         if manifest is not None:
             return Checkpoint(candidate, manifest)
     try:
-        return verification.locate(path)
+        return storage.locate(path)
     except CheckpointError as error:
         if launched_rank() is not None or is_elastic():
             shared = "Every worker reads the checkpoint: each host needs it, under this path."
@@ -65,7 +65,7 @@ def find_unverified(path: Path | str) -> Checkpoint:
 
 def verified(path: Path | str, expected: Manifest) -> Checkpoint:
     """Check every byte of the checkpoint that a user names. Local: no collective."""
-    found = fetched.locate(path)
+    found = stored_checkpoints.locate(path)
     if found.manifest.config != expected.config:
         raise CheckpointError(
             f"the newest checkpoint of {path} is damaged; the one before it, {found.path.name}, was trained "
@@ -130,15 +130,15 @@ def load_initial_weights(
     expected, shapes = backend.weight_shapes, _shapes(weights or {})
     text = ""
     if not choice.is_all:
-        selection: Selection = run_on_rank_zero(
+        taken, table = run_on_rank_zero(
             backend.workers, lambda: select(f"checkpoint {found.path}", expected, shapes, choice)
         )
         # what else than variables a Keras layer keeps, such as a vocabulary
         paths = {name: name.removeprefix(OF_LAYERS) for name in weights or {} if name.startswith(OF_LAYERS)}
         of_layers = [n for n, path in paths.items() if not choice.reason_against(n, f"model/{path}")]
-        names = {*selection.names, *of_layers}
+        names = {*taken, *of_layers}
         weights = {name: array for name, array in (weights or {}).items() if name in names}
-        text = "\n".join([selection.text, *(f"  taken    {name}" for name in of_layers)])
+        text = "\n".join([table, *(f"  taken    {name}" for name in of_layers)])
     try:
         part = StatePart.WEIGHTS if choice.is_all else StatePart.SOME_WEIGHTS
         backend.scatter_state(weights, part)

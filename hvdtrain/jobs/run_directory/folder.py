@@ -7,8 +7,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hvdtrain.checkpoints import verification
-from hvdtrain.checkpoints.remote import fetched
+from hvdtrain.checkpoints import storage
+from hvdtrain.checkpoints.remote import stored_checkpoints
 from hvdtrain.checkpoints.saver import Saver
 from hvdtrain.checkpoints.storage import Checkpoint
 from hvdtrain.config import Config
@@ -200,8 +200,8 @@ def resumed_checkpoint(config: Config) -> Checkpoint:
     """Find the checkpoint that ``resume`` names, verified; rank 0 has fetched or fetches one at a URL."""
     assert config.resume is not None
     if _resumes_in_place(config):
-        return verification.locate(run_folder(config.run_dir))
-    return fetched.locate(config.resume)
+        return storage.locate(run_folder(config.run_dir))
+    return stored_checkpoints.locate(config.resume)
 
 
 def origin_of(config: Config, path: Path) -> str:

@@ -11,9 +11,9 @@ from typing import Any
 
 from hvdtrain.backends.base import Backend
 from hvdtrain.backends.records import PortableState
-from hvdtrain.checkpoints import storage, verification
+from hvdtrain.checkpoints import storage
 from hvdtrain.checkpoints.manifest import Manifest
-from hvdtrain.checkpoints.remote.fetched import manifests_in
+from hvdtrain.checkpoints.remote.stored_checkpoints import manifests_in
 from hvdtrain.checkpoints.storage import Checkpoint
 from hvdtrain.config import Config, Layer
 from hvdtrain.data.training_data import TrainingData
@@ -169,7 +169,7 @@ def _manifests_in(path: Path | str) -> Mapping[Any, Manifest]:
         paths = [*storage.checkpoints_in(path / CHECKPOINTS), *storage.checkpoints_in(path)]
     except OSError as error:
         raise EnvironmentFault(f"cannot read {path}: {error.strerror or error}") from None
-    found = {one: verification.read_manifest(one) for one in paths}
+    found = {one: storage.read_manifest(one) for one in paths}
     return {one: manifest for one, manifest in found.items() if manifest is not None}
 
 

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from hvdtrain.backends.records import PortableState
-from hvdtrain.checkpoints.storage import name_of
-from hvdtrain.checkpoints.verification import verify
+from hvdtrain.checkpoints.storage import name_of, verify
 from hvdtrain.reporting.stored_runs import metrics_in, number, read_records
 from hvdtrain.tools.parity.observation import Array, constant_factor, difference
 

@@ -16,8 +16,7 @@ from typing import NamedTuple
 
 import hvdtrain
 from hvdtrain.checkpoints.manifest import CorruptCheckpoint, Manifest
-from hvdtrain.checkpoints.storage import checkpoints_in
-from hvdtrain.checkpoints.verification import read_manifest, verify
+from hvdtrain.checkpoints.storage import checkpoints_in, read_manifest, verify
 from hvdtrain.errors import EnvironmentFault, UsageError
 from hvdtrain.reporting import stored_runs
 from hvdtrain.reporting.compare import FACTS, Row, differing_fields, metric_names, row_of

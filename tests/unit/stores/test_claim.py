@@ -59,8 +59,8 @@ def test_a_job_that_gives_no_sign_of_life_is_succeeded_at_once_if_it_ended_on_th
 ):
     monkeypatch.setattr(claim, "FRESH_SECONDS", 0.1)
     put(store, host=host)
-    own = Claim(store.url, (notes := []).append, ended="another")
-    own.acquire()
+    own = Claim(store.url, (notes := []).append)
+    own.acquire(ended="another")
     assert claimed(store)["id"] == own.id
     assert len(notes) == waits
 

@@ -52,7 +52,8 @@ class LayerState:
             f"{OF_LAYERS}{path}/{key}": array
             for path, layer in self._layers.items()
             for key, array in self._store(path).items()
-            if not _is_variable(array, layer)
+            # but for its variables, which the model's state has
+            if not any(np.array_equal(array, variable.numpy()) for variable in layer.weights)
         }
 
     def load(self, state: Mapping[str, Any]) -> bool:
@@ -60,11 +61,12 @@ class LayerState:
         is_changed = False
         for path, layer in self._layers.items():
             begin = f"{OF_LAYERS}{path}/"
-            given = {
-                name.removeprefix(begin): array for name, array in state.items() if name.startswith(begin)
-            }
-            store = self._store(path) | given
-            if not _are_equal(store, self._known[path]):
+            given = {name: array for name, array in state.items() if name.startswith(begin)}
+            store = self._store(path) | {name.removeprefix(begin): given[name] for name in given}
+            known = self._known[path]
+            if store.keys() != known.keys() or not all(
+                np.array_equal(store[key], known[key]) for key in store
+            ):
                 try:
                     _load(layer, store)
                 except Exception as error:
@@ -112,16 +114,6 @@ def _is_own(layer: Layer) -> bool:
         not module.startswith("keras.") or module.startswith("keras.src.layers.preprocessing.")
         for module in modules
     )
-
-
-def _is_variable(array: NDArray[Any], layer: Layer) -> bool:
-    """Return whether what a layer saves is one of its variables, which the model's state has."""
-    shapes = (v for v in layer.weights if tuple(v.shape) == array.shape)
-    return any(np.array_equal(array, v.numpy()) for v in shapes)
-
-
-def _are_equal(one: Store, other: Store) -> bool:
-    return one.keys() == other.keys() and all(np.array_equal(one[key], other[key]) for key in one)
 
 
 def _load(layer: Layer, store: Store) -> None:

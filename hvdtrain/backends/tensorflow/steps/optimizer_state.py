@@ -19,7 +19,7 @@ class OptimizerState(CommonOptimizerState):
 
     def __init__(self, model: ModelState, optimizer: Any, prefix: str) -> None:
         super().__init__(model, optimizer, prefix)
-        self._slots = list(_slots(optimizer, model.fields, self._prefix))
+        self._slots = list(_slots(optimizer, model.fields, self.prefix))
         # the count of steps, by portable name
         self._counts = {} if isinstance(optimizer, SGD) else {self._step: optimizer.iterations}
 

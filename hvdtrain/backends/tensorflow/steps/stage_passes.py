@@ -1,6 +1,6 @@
 """A stage of a split model in TensorFlow: blocks, messages and passes; ``torch/`` has the same."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, NoReturn
 
@@ -9,10 +9,9 @@ import numpy as np
 import tensorflow as tf
 
 from hvdtrain.backends.objective.losses import Values
-from hvdtrain.backends.pipeline.checks import check_outputs, uses_another_stage
+from hvdtrain.backends.pipeline.checks import uses_another_stage
 from hvdtrain.backends.pipeline.messages import Bytes, Message, SentTensor
 from hvdtrain.backends.pipeline.pipeline import Call, StagePassesBase
-from hvdtrain.backends.pipeline.stage_step import Form
 from hvdtrain.backends.tensorflow.functions import phase_of_layers, run_compiled
 from hvdtrain.backends.tensorflow.objective.losses import masks_within
 from hvdtrain.backends.tensorflow.probes import state_kept
@@ -103,19 +102,17 @@ def _not_here(path: str, *_: Any, **__: Any) -> NoReturn:
     raise uses_another_stage(path)
 
 
-def check_blocks(blocks: Sequence[Any], model: keras.Model, call: Call) -> str:
-    """Check that blocks compute what their model does; return what they do otherwise in training, as text."""
+def outputs_of(
+    model: keras.Model, blocks: Sequence[Any], call: Call, training: bool, in_blocks: bool
+) -> list[Any]:
+    """Return what a model computes, or its blocks one after the other; nothing else changes."""
     arguments, named = call
-
-    def outputs(training: bool, computed: Callable[..., Any]) -> list[Any]:
-        with state_kept(model), phase_of_layers(training):
-            return [np.asarray(value) for value in tf.nest.flatten(computed(training))]
-
-    return check_outputs(
-        "tf",
-        partial(outputs, computed=lambda training: model(*arguments, **named, training=training)),
-        partial(outputs, computed=lambda _: called_in_order(blocks, arguments, named)),
-    )
+    with state_kept(model), phase_of_layers(training):
+        if in_blocks:
+            found = called_in_order(blocks, arguments, named)
+        else:
+            found = model(*arguments, **named, training=training)
+        return [np.asarray(value) for value in tf.nest.flatten(found)]
 
 
 class StagePasses(StagePassesBase):
@@ -125,58 +122,54 @@ class StagePasses(StagePassesBase):
         super().__init__(step, whole)
         self._model = step.computation.model
         self._parameters = [field.variable.value for field in step.parts.trainable]
-        self.forms: dict[bool, Form] = {}
         self.gradients: list[Tensor] | None = None
         self._seen: Any = ()  # what evaluating the last micro-batch gave to metrics of a whole evaluation
-        self._functions = {
-            what: tf.function(function, autograph=False)
-            for what, function in (
-                ("forward", self._computed),
-                ("loss", self._trace_loss),
-                ("evaluate", lambda call: self._called_in(False, call)),
-                ("evaluate_loss", self._trace_evaluate_loss),
-                ("add", lambda one, other: [a + b for a, b in zip(one, other, strict=True)]),
-            )
+        functions = {
+            "forward": self._computed,
+            "loss": self._trace_loss,
+            "evaluate": lambda call: self._called_in(False, call),
+            "evaluate_loss": self._trace_evaluate_loss,
+            "add": lambda one, other: [a + b for a, b in zip(one, other, strict=True)],
         }
+        self._functions = {what: tf.function(one, autograph=False) for what, one in functions.items()}
 
-    received = staticmethod(from_message)
+    sent, received = staticmethod(to_message), staticmethod(from_message)
+    weighted_sums = staticmethod(tf.linalg.matvec)
 
     def begin(self, batch: Any, training: bool) -> None:
         """Begin a step, or the evaluation of a batch."""
         super().begin(batch, training)
         self.gradients, self._seen = None, ()
 
-    def forward(self, place: int, received: Message | None) -> Message:
-        """Compute the outputs for a micro-batch, and keep them with what the stage was given."""
-        call, seeds = self._call(place, received), self._computation.seeds
-        given = [] if self._layout.is_first_stage else float_tensors(call)
+    def forward(self, place: int, call: Call) -> Any:
+        """Return the outputs of a call, and keep them with what the stage was given."""
+        given = self._differentiated(call)
         with tf.GradientTape() as tape:
             tape.watch(given)
-            outputs = self._run("forward", call, self._counted(place)[1], seeds(self._batch.step, place))
+            outputs = self._run("forward", call, self.counted(place)[1], self._seeds(place))
         self._kept[place] = tape, float_tensors(outputs), given
-        return to_message(outputs)
+        return outputs
 
-    def backward(self, place: int, received: Message) -> Message | None:
+    def backward(self, place: int, gradients: Any) -> list[Tensor]:
         """Add a micro-batch's part to the gradients; return the gradients of what the stage was given."""
         tape, outputs, given = self._kept.pop(place)
-        pairs = [(o, g) for o, g in zip(outputs, from_message(received), strict=True) if g is not None]
+        pairs = [(o, g) for o, g in zip(outputs, gradients, strict=True) if g is not None]
         return self._added(*self._gradients(tape, [o for o, _ in pairs], [g for _, g in pairs], given))
 
-    def compute_loss(self, place: int, received: Message | None) -> Message | None:
+    def compute_loss(self, place: int, call: Call) -> list[Tensor]:
         """Do both passes of a micro-batch in the last stage."""
-        counted, seeds = self._counted(place), self._computation.seeds(self._batch.step, place)
-        found, passed, rows = self._run("loss", self._call(place, received), *counted, seeds)
-        self._add(rows, counted[1], tf.linalg.matvec(rows, counted[1]))
+        counted = self.counted(place)
+        found, passed, rows = self._run("loss", call, *counted, self._seeds(place))
+        self._add(rows, counted[1])
         return self._added(found, passed)
 
-    def evaluate(self, place: int, received: Message | None) -> Message | None:
-        """Compute the outputs for a micro-batch; in the last stage, the metrics."""
-        call = self._call(place, received)
+    def evaluate(self, place: int, call: Call) -> Any:
+        """Return the outputs of a call; in the last stage, take in the metrics."""
         if not self._layout.is_last_stage:
-            return to_message(self._run("evaluate", call))
-        arrays, weights, _ = self._counted(place)
+            return self._run("evaluate", call)
+        arrays, weights, _ = self.counted(place)
         rows, self._seen = self._run("evaluate_loss", call, arrays, weights)
-        self._add(rows, weights, tf.linalg.matvec(rows, weights))
+        self._add(rows, weights)
         return None
 
     def taken(self) -> Any:
@@ -186,10 +179,17 @@ class StagePasses(StagePassesBase):
     def _run(self, what: str, *arguments: Any) -> Any:
         return run_compiled(self._functions[what], *arguments)
 
+    def _seeds(self, place: int) -> Tensor:
+        return self._computation.seeds(self._batch.step, place)
+
+    def _differentiated(self, call: Call) -> list[Tensor]:
+        """Return the tensors that a stage was given whose gradients the stage before needs."""
+        return [] if self._layout.is_first_stage else float_tensors(call)
+
     def _trace_loss(
         self, call: Any, arrays: Any, weights: Tensor, gradient_weights: Tensor, seeds: Tensor
     ) -> Any:
-        given = [] if self._layout.is_first_stage else float_tensors(call)
+        given = self._differentiated(call)
         self._set_seeds(seeds)
         with tf.GradientTape() as tape:
             tape.watch(given)
@@ -260,18 +260,11 @@ class StagePasses(StagePassesBase):
         for i, state in enumerate(self._computation.seed_states):
             state.assign(seeds[i])
 
-    def _counted(self, place: int) -> tuple[dict[str, Tensor], Tensor, Tensor]:
+    def counted(self, place: int) -> tuple[dict[str, Tensor], Tensor, Tensor]:
         """Return a micro-batch without padding, with its weights and gradient weights."""
-        batch = self._batch
-        parts = batch.arrays, batch.weights, batch.gradient_weights
-        if len(batch.weights.shape) > 1:  # several micro-batches
-            parts = tf.nest.map_structure(lambda tensor: tensor[place], parts)
-        counted = np.flatnonzero(parts[1].numpy()) if batch.counts else np.arange(0)
-        if 0 < len(counted) < len(parts[1]):
-            parts = tf.nest.map_structure(lambda tensor: tf.gather(tensor, counted), parts)
-        return parts
+        return self._computation.counted(self._batch, place)
 
-    def _added(self, found: list[Tensor], passed: Sequence[Tensor]) -> Message | None:
+    def _added(self, found: list[Tensor], passed: list[Tensor]) -> list[Tensor]:
         """Add a micro-batch's part to the gradients; return those of what the stage was given."""
         self.gradients = found if self.gradients is None else self._functions["add"](self.gradients, found)
-        return None if self._layout.is_first_stage else to_message(list(passed))
+        return passed

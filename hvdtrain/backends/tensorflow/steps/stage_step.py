@@ -1,18 +1,16 @@
 """The step of a worker that has a stage of a split model. ``torch/`` has the same."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
-from numpy.typing import NDArray
 
 from hvdtrain.backends.optimizers import MAIN
-from hvdtrain.backends.pipeline.checks import blocks_of, loss_has_parameters
-from hvdtrain.backends.pipeline.pipeline import Layout, StageReducer
-from hvdtrain.backends.pipeline.stage_step import Form, StageStepBase
-from hvdtrain.backends.pipeline.state import StateOfStage
+from hvdtrain.backends.pipeline.checks import blocks_of
+from hvdtrain.backends.pipeline.pipeline import Layout
+from hvdtrain.backends.pipeline.stage_step import StageStepBase, StateOfStage
 from hvdtrain.backends.portable.names import Renaming
 from hvdtrain.backends.step_metrics import PendingVector, findings
 from hvdtrain.backends.tensorflow.batches import FixedSize, TensorFlowBatch, TensorFlowPending
@@ -23,7 +21,7 @@ from hvdtrain.backends.tensorflow.state.model_state import ModelState
 from hvdtrain.backends.tensorflow.steps import stage_passes
 from hvdtrain.backends.tensorflow.steps.optimizer_state import TrainingState
 from hvdtrain.backends.tensorflow.steps.plain_step import Parts, PlainStep
-from hvdtrain.backends.tensorflow.steps.update import Update, all_agree
+from hvdtrain.backends.tensorflow.steps.update import Update
 from hvdtrain.backends.tensorflow.sync_batch_norm import BatchNormSync, find_batch_norms
 from hvdtrain.backends.tensorflow.task_model import float_bits_of, make_model, precision_of, take_loss
 from hvdtrain.backends.workers import peer_errors
@@ -42,20 +40,7 @@ class StagedState(StateOfStage, TrainingState):
             (field.path, field.variable) for field in [*self.model.fields, *self.ema.fields, *self._slots]
         )
 
-    @staticmethod
-    def copy(tensors: Sequence[Any], root: int, group: Mapping[str, Any], label: str) -> None:
-        """Collective in a group. Copy a rank's variables to the others."""
-        broadcast_variables(tensors, root, group, label)
-
-
-class StagedReducer(StageReducer):
-    """Sums the gradients of a stage; see ``StageReducer``."""
-
-    def finish(self, gradients: Sequence[Tensor], vector: Tensor = None) -> tuple[list[Tensor], Tensor]:
-        """Collective. Return the sum of each gradient over those that have it, and of a vector over all."""
-        sums = self.sums(gradients)
-        with marked("hvdtrain.metrics"):
-            return sums, hvd.allreduce(vector, op=hvd.Sum, name="hvdtrain.metrics")
+    copy = staticmethod(broadcast_variables)
 
 
 class StagedUpdate(Update):
@@ -66,13 +51,6 @@ class StagedUpdate(Update):
         self._squared_norm = tf.Variable(0.0, trainable=False, dtype=tf.float64, name="squared_norm")
         super().__init__(parts)
         self._workers = FixedSize(layout.workers.size)
-
-    def unscale_or_skip(self, gradients: list[Tensor], vector: Tensor) -> tuple[list[Tensor], Tensor]:
-        """Collective, with a loss scale. As without stages; the workers agree on whether to skip."""
-        if self.loss_scale is None or gradients:
-            return super().unscale_or_skip(gradients, vector)
-        _, vector = super().unscale_or_skip([tf.reshape(self._zero.read_value(), [1])], vector)
-        return [], vector
 
     def clip(self, gradients: list[Tensor], clip_norm: float) -> tuple[list[Tensor], Tensor]:
         """Collective. Scale the gradients of all stages to a joint norm; return also what it was."""
@@ -101,24 +79,27 @@ class StagedUpdate(Update):
     def _without_reached(self, vector: Tensor) -> Tensor:
         return vector
 
-    _agreed = staticmethod(all_agree)
-
 
 class StageStep(StageStepBase, PlainStep):
     """The part of a step that a worker with a stage of the model does; the arguments are ``PlainStep``'s."""
 
     framework, pending, on_host = "tf", TensorFlowPending, staticmethod(np.asarray)
-    module, parts_of_stage = stage_passes, (StagedState, StagedUpdate, StagedReducer)
+    module, parts_of_stage = stage_passes, (StagedState, StagedUpdate)
     state: StagedState
+
+    @staticmethod
+    def finish_with(finish: Callable[[], list[Tensor]], vector: Tensor) -> tuple[list[Tensor], Tensor]:
+        """Collective. Return what a function does, and the sum of a vector over all workers."""
+        sums = finish()
+        with marked("hvdtrain.metrics"):
+            return sums, hvd.allreduce(vector, op=hvd.Sum, name="hvdtrain.metrics")
 
     def make_model(self, batch: HostBatch | None) -> Any:
         """Collective. Make this worker's stage of the task's model; return its variables."""
         task, config, computation = self._task, self._config, self.computation
         computation.precision = config.precision
         model = self._whole = make_model(task, config)
-        blocks = blocks_of(task, model, "tf", stage_passes.layers_of(model))
-        if take_loss(model):
-            raise loss_has_parameters()
+        blocks = blocks_of(task, model, "tf", stage_passes.layers_of(model), bool(take_loss(model)))
         whole = ModelState(model, Renaming(task, "tf"))
         parameters = {id(v) for layer in model._flatten_layers() for v in layer._trainable_variables}
         own, tensors = self.divide(model, blocks, whole, batch, parameters)
@@ -153,7 +134,7 @@ class StageStep(StageStepBase, PlainStep):
 
     def broadcast(self, root: int) -> None:
         """Collective. Copy the variables of the first replica to the others."""
-        self.state.broadcast([self.parts.optimizers[MAIN].iterations, *self.parts.scale_variables])
+        self.state.broadcast([self.parts.optimizers[MAIN].iterations])
 
     def train(self, batch: TensorFlowBatch, learning_rate: float, signals: Sequence[float]) -> PendingVector:
         """Collective. Do a step."""
@@ -185,12 +166,3 @@ class StageStep(StageStepBase, PlainStep):
         vector = tf.concat([own, findings(), self.computation.numbers(signals)], 0)
         with peer_errors():
             return hvd.allreduce(vector, op=hvd.Sum, name="hvdtrain.eval_metrics")
-
-    def dry_run(self, batch: TensorFlowBatch, training: bool, draws: list[str]) -> dict[str, NDArray[Any]]:
-        """Collective. Return loss and metrics of the first micro-batch, by name; the last stage has them."""
-        return self.try_out(batch, training)
-
-    def own_form(self, training: bool) -> Form:
-        """Return the names of the sums, as they were when a pass of this kind was traced last."""
-        found: Form = self.passes.forms.get(training, ((), ()))
-        return found

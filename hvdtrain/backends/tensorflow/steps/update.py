@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-import horovod.tensorflow as hvd
 import keras
 import tensorflow as tf
 
@@ -152,8 +151,7 @@ class Update:
         if self.loss_scale is None:
             self._is_finite = None
             return unscaled(gradients, self._own_scale), vector
-        gradients, is_finite = self.loss_scale.unscale(gradients)
-        self._is_finite = self._agreed(is_finite)
+        gradients, self._is_finite = self.loss_scale.unscale(gradients)
         with self._after_reductions():
             self.loss_scale.adapt(self._is_finite)
         return gradients, _with_number(vector, OVERFLOW_INDEX, self.loss_scale.is_exhausted)
@@ -237,11 +235,6 @@ class Update:
         }
         return vector[:end]
 
-    @staticmethod
-    def _agreed(is_finite: Tensor) -> Tensor:
-        """Return whether the gradients of all workers are finite; here, all have the same."""
-        return is_finite
-
     def _after_reductions(self) -> AbstractContextManager[Any]:
         """Return a context after all reductions, by one operation: edges from each would be a million."""
         return tf.control_dependencies([tf.group(*self._waits_for)]) if self._waits_for else nullcontext()
@@ -250,12 +243,6 @@ class Update:
 def _with_number(vector: Tensor, index: int, number: Tensor) -> Tensor:
     """Return a vector with another number at an index from its end."""
     return tf.concat([vector[:index], [tf.cast(number, vector.dtype)], vector[index + 1 :]], 0)
-
-
-def all_agree(is_finite: Tensor) -> Tensor:
-    """Collective. Return whether something holds on all workers of the job."""
-    lost = 1.0 - tf.cast(is_finite, tf.float32)
-    return tf.equal(hvd.allreduce(lost, op=hvd.Sum, name="hvdtrain.overflow"), 0.0)
 
 
 class ShardedUpdate(Update):

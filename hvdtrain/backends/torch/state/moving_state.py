@@ -78,8 +78,10 @@ class MovingState:
         trainable: Sequence[Entry],
         optimizers: Sequence[torch.optim.Optimizer] = (),
         is_changing: Callable[[torch.Tensor], bool] = lambda _: False,
+        device: str | None = None,
     ) -> None:
         self._model, self._optimizers, self._is_changing = model, optimizers, is_changing
+        self._device = device  # where the copies are; where the tensors are if it is None
         self._own = {id(entry.tensor) for entry in trainable}
         self._states: list[tuple[torch.optim.Optimizer, dict[Any, Any]]] = []
         self._holders: list[tuple[dict[Any, Any], dict[Any, Any]]] = []  # mappings, and what they held
@@ -103,7 +105,7 @@ class MovingState:
         for tensor in tensors:
             known, copy = before.get(id(tensor), (None, tensor))
             if known is not tensor or not _is_alike(tensor, copy):
-                copy = tensor.detach().clone()
+                copy = tensor.detach().to(self._device or tensor.device, copy=True)
             else:  # those of one kind at once, into the memory of the copies before
                 copies, sources = kinds.setdefault((tensor.dtype, tensor.device), ([], []))
                 copies.append(copy)

@@ -1,8 +1,8 @@
 """Tensors of a model and of its optimizer: values, parts, and slots that an optimizer makes late."""
 
 import copy
-from collections.abc import Collection, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Collection
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -10,6 +10,9 @@ import torch
 from numpy.typing import NDArray
 
 from hvdtrain.errors import TaskError
+
+# the mapping by which a module holds a tensor, its name there, the tensor, and a copy of it
+KeptTensor = tuple[dict[str, Any], str, torch.Tensor, torch.Tensor]
 
 # kinds of numbers that numpy has; others (bfloat16, 8-bit floats) travel as float32, which has their values
 _NUMPY_KINDS = {
@@ -129,40 +132,3 @@ def make_slots(optimizer: torch.optim.Optimizer, chosen: Collection[int] | None 
             p.grad = gradient
         for group, options in zip(optimizer.param_groups, groups, strict=True):
             group.update(options)
-
-
-@contextmanager
-def optimizers_kept(optimizers: Iterable[torch.optim.Optimizer]) -> Iterator[None]:
-    """Return a context after which optimizers, and the options of their groups, are as they were."""
-    states = [(optimizer, dict(optimizer.state)) for optimizer in optimizers]
-    holders = [
-        holder
-        for optimizer, slots in states
-        for holder in (*optimizer.param_groups, *slots.values())
-        if isinstance(holder, dict)
-    ]
-    before = [
-        (holder, {key: (value, _host_copy(value)) for key, value in holder.items() if key != "params"})
-        for holder in holders
-    ]
-    try:
-        yield
-    finally:
-        for optimizer, slots in states:
-            optimizer.state.clear()
-            optimizer.state.update(slots)
-        for holder, values in before:
-            for key in holder.keys() - values.keys() - {"params"}:
-                del holder[key]
-            for key, (value, copied) in values.items():
-                is_tensor = isinstance(value, torch.Tensor)
-                holder[key] = _written(value, copied) if is_tensor else copied
-
-
-@torch.no_grad()
-def _written(tensor: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    return tensor.copy_(value)
-
-
-def _host_copy(value: Any) -> Any:
-    return value.detach().cpu().clone() if isinstance(value, torch.Tensor) else copy.deepcopy(value)

@@ -168,7 +168,7 @@ class OptimizerState(CommonOptimizerState):
         return {key: value for key, value in slots.items() if key != "step"}
 
     def _slot(self, key: str) -> str:
-        return f"{self._prefix}{SLOTS.get(key, key)}"
+        return f"{self.prefix}{SLOTS.get(key, key)}"
 
 
 class TrainingState(CommonState):

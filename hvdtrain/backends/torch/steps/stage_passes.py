@@ -1,6 +1,6 @@
 """A stage of a split model in PyTorch: blocks, messages and passes; ``tensorflow/`` has the same."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, NoReturn
 
@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from hvdtrain.backends.pipeline.checks import check_outputs, uses_another_stage
+from hvdtrain.backends.pipeline.checks import uses_another_stage
 from hvdtrain.backends.pipeline.messages import Bytes, Message, SentTensor
 from hvdtrain.backends.pipeline.pipeline import Call, StagePassesBase
 from hvdtrain.backends.torch.probes import state_kept
@@ -111,18 +111,15 @@ class _Elsewhere(nn.Parameter):
         raise uses_another_stage(next(paths, "weights"))
 
 
-def check_blocks(blocks: Sequence[Any], model: nn.Module, call: Call) -> str:
-    """Check that blocks compute what their model does; return what they do otherwise in training, as text."""
-
-    def outputs(training: bool, computed: Callable[..., Any]) -> list[Any]:
-        with state_kept(model, torch.device("cpu")), random_state_kept(), torch.no_grad():
-            model.train(training)
-            arguments, named = copies(call)
-            found = pytree.tree_leaves(computed(*arguments, **named))
-            return [_array(value) if isinstance(value, torch.Tensor) else value for value in found]
-
-    stage = StageModel(blocks)
-    return check_outputs("torch", partial(outputs, computed=model), partial(outputs, computed=stage))
+def outputs_of(
+    model: nn.Module, blocks: Sequence[Any], call: Call, training: bool, in_blocks: bool
+) -> list[Any]:
+    """Return what a model computes, or its blocks one after the other; nothing else changes."""
+    with state_kept(model, torch.device("cpu")), random_state_kept(), torch.no_grad():
+        model.train(training)
+        arguments, named = copies(call)
+        found = pytree.tree_leaves((StageModel(blocks) if in_blocks else model)(*arguments, **named))
+        return [_array(value) if isinstance(value, torch.Tensor) else value for value in found]
 
 
 def _array(tensor: torch.Tensor) -> Any:
@@ -137,6 +134,8 @@ def copies(value: Any) -> Any:
 class StagePasses(StagePassesBase):
     """What a worker computes of the micro-batches of a step."""
 
+    sent, weighted_sums = staticmethod(to_message), staticmethod(torch.mv)
+
     def received(self, message: Message) -> Any:
         """Return the tensors of a message."""
         return from_message(message, self._computation.device)
@@ -146,42 +145,37 @@ class StagePasses(StagePassesBase):
         super().begin(batch, training)
         self._computation.enter_mode(training)
 
-    def forward(self, place: int, received: Message | None) -> Message:
-        """Compute the outputs for a micro-batch, and keep them with what the stage was given."""
-        call = self._call(place, received)
+    def forward(self, place: int, call: Call) -> Any:
+        """Return the outputs of a call, and keep them with what the stage was given."""
         leaves = self._leaves(call)
         outputs = self._computed(place, call)
         self._kept[place] = leaves, float_tensors(outputs)
-        return to_message(outputs)
+        return outputs
 
-    def backward(self, place: int, received: Message) -> Message | None:
+    def backward(self, place: int, gradients: Any) -> list[torch.Tensor | None]:
         """Add a micro-batch's part to the gradients; return the gradients of what the stage was given."""
         leaves, outputs = self._kept.pop(place)
-        both = zip(outputs, self.received(received), strict=True)
-        pairs = [(o, g) for o, g in both if o.requires_grad and g is not None]
+        pairs = [(o, g) for o, g in zip(outputs, gradients, strict=True) if o.requires_grad and g is not None]
         run = partial(torch.autograd.backward, [o for o, _ in pairs], [g for _, g in pairs])
         self._update.differentiate(run if pairs else lambda: None)
-        return self._gradients_of(leaves)
+        return [leaf.grad for leaf in leaves]
 
-    def compute_loss(self, place: int, received: Message | None) -> Message | None:
+    def compute_loss(self, place: int, call: Call) -> list[torch.Tensor | None]:
         """Do both passes of a micro-batch in the last stage."""
-        call = self._call(place, received)
         leaves = self._leaves(call)
-        _, weights, gradient_weights = self._counted(place)
+        _, weights, gradient_weights = self.counted(place)
         losses, own, rows = self._values(place, call)
         scaled = self._update.scale(gradient_weights)
         self._update.backward(losses, scaled if own is None else scaled * own)
-        self._add(rows.detach(), weights, torch.mv(rows.detach(), weights))
-        return self._gradients_of(leaves)
+        self._add(rows.detach(), weights)
+        return [leaf.grad for leaf in leaves]
 
-    def evaluate(self, place: int, received: Message | None) -> Message | None:
-        """Compute the outputs for a micro-batch; in the last stage, the metrics."""
-        with torch.no_grad():
-            call = self._call(place, received)
-            if not self._layout.is_last_stage:
-                return to_message(self._computed(place, call))
-            rows, weights = self._values(place, call).rows, self._counted(place)[1]
-            self._add(rows, weights, torch.mv(rows, weights))
+    @torch.no_grad()
+    def evaluate(self, place: int, call: Call) -> Any:
+        """Return the outputs of a call; in the last stage, take in the metrics."""
+        if not self._layout.is_last_stage:
+            return self._computed(place, call)
+        self._add(self._values(place, call).rows, self.counted(place)[1])
         return None
 
     def taken(self) -> Any:
@@ -191,27 +185,22 @@ class StagePasses(StagePassesBase):
     def _computed(self, place: int, call: Call) -> Any:
         """Return the outputs of the stage."""
         computation = self._computation
-        computation.batch_norm.weights = self._counted(place)[1]
+        computation.batch_norm.weights = self.counted(place)[1]
         computation.seed_step(self._batch.step, place)
         with autocast(computation.precision, computation.device):
             return computation.model(*copies(call[0]), **copies(call[1]))
 
     def _values(self, place: int, call: Call) -> Any:
         """Return losses and values of the samples of a micro-batch, in the last stage."""
-        micro_batch, weights, _ = self._counted(place)
+        micro_batch, weights, _ = self.counted(place)
         self._called.run = lambda *_, **__: self._computed(place, call)
         with autocast(self._computation.precision, self._computation.device):
             losses, metrics = self._objective(self._called, micro_batch)
-        return self._computation.values({"loss": losses, **metrics}, len(weights))
-
-    def _counted(self, place: int) -> Any:
-        return self._batch.counted(place)
+        values = self._computation.values({"loss": losses, **metrics}, len(weights))
+        self.forms[self._computation.is_training] = self._computation.names, self._computation.weighted
+        return values
 
     def _leaves(self, call: Call) -> list[torch.Tensor]:
         """Return the tensors that a stage was given whose gradients the stage before needs."""
-        if self._layout.is_first_stage:
-            return []
-        return [tensor.requires_grad_() for tensor in float_tensors(list(call[0]))]
-
-    def _gradients_of(self, leaves: Sequence[torch.Tensor]) -> Message | None:
-        return None if self._layout.is_first_stage else to_message([leaf.grad for leaf in leaves])
+        given = [] if self._layout.is_first_stage else float_tensors(list(call[0]))
+        return [tensor.requires_grad_() for tensor in given]

@@ -1,6 +1,6 @@
 """The step of a worker that has a stage of a split model. ``tensorflow/`` has the same."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import horovod.torch as hvd
@@ -8,10 +8,9 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from hvdtrain.backends.pipeline.checks import blocks_of, loss_has_parameters
-from hvdtrain.backends.pipeline.pipeline import Layout, StageReducer
-from hvdtrain.backends.pipeline.stage_step import Form, StageStepBase
-from hvdtrain.backends.pipeline.state import StateOfStage
+from hvdtrain.backends.pipeline.checks import blocks_of
+from hvdtrain.backends.pipeline.pipeline import Layout
+from hvdtrain.backends.pipeline.stage_step import StageStepBase, StateOfStage
 from hvdtrain.backends.portable.names import Renaming
 from hvdtrain.backends.step_metrics import PendingVector
 from hvdtrain.backends.torch.batches import TorchBatch, TorchPending
@@ -21,7 +20,7 @@ from hvdtrain.backends.torch.state.model_state import ModelState
 from hvdtrain.backends.torch.steps import stage_passes
 from hvdtrain.backends.torch.steps.optimizer_state import TrainingState
 from hvdtrain.backends.torch.steps.plain_step import Parts, PlainStep
-from hvdtrain.backends.torch.steps.update import Update, all_agree, scale_to_norm
+from hvdtrain.backends.torch.steps.update import Update, scale_to_norm
 from hvdtrain.backends.torch.sync_batch_norm import BatchNormSync, find_batch_norms
 from hvdtrain.backends.torch.task_model import (
     LOSS,
@@ -49,19 +48,7 @@ class StagedState(StateOfStage, TrainingState):
                 if isinstance(tensor, torch.Tensor):
                     yield entry.path, tensor
 
-    @staticmethod
-    def copy(tensors: Sequence[torch.Tensor], root: int, group: Mapping[str, Any], label: str) -> None:
-        """Collective in a group. Copy a rank's tensors to the others."""
-        broadcast_tensors(tensors, root, group, label)
-
-
-class StagedReducer(StageReducer):
-    """Sums the gradients of a stage; see ``StageReducer``."""
-
-    def finish(self, gradients: Any, vector: Any = None) -> tuple[list[torch.Tensor], Any]:
-        """Collective. Return the sum of each gradient over those that have it; sum a vector over all."""
-        with summed_meanwhile(vector):
-            return self.sums(gradients), vector
+    copy = staticmethod(broadcast_tensors)
 
 
 class StagedUpdate(Update):
@@ -90,24 +77,28 @@ class StagedUpdate(Update):
     def _without_reached(self, vector: torch.Tensor) -> torch.Tensor:
         return vector
 
-    _agreed = staticmethod(all_agree)
-
 
 class StageStep(StageStepBase, PlainStep):
     """The part of a step that a worker with a stage of the model does; the arguments are ``PlainStep``'s."""
 
     framework, pending = "torch", TorchPending
     on_host = staticmethod(lambda tensor: tensor.cpu().numpy())
-    module, parts_of_stage = stage_passes, (StagedState, StagedUpdate, StagedReducer)
+    module, parts_of_stage = stage_passes, (StagedState, StagedUpdate)
     state: StagedState
+
+    @staticmethod
+    def finish_with(finish: Callable[[], list[torch.Tensor]], vector: Any) -> tuple[list[torch.Tensor], Any]:
+        """Collective. Sum a vector over all workers while another function runs; return what that does."""
+        with summed_meanwhile(vector):
+            return finish(), vector
 
     def make_model(self, batch: HostBatch | None) -> Any:
         """Collective. Make this worker's stage of the task's model; return its tensors."""
         task, config, computation = self._task, self._config, self.computation
         model = self._whole = make_model(task)
-        blocks = blocks_of(task, model, "torch", list(model) if isinstance(model, nn.Sequential) else None)
-        if getattr(model, LOSS, model) in (getattr(task, "torch_loss", None), getattr(task, "loss", None)):
-            raise loss_has_parameters()
+        of_sequential = list(model) if isinstance(model, nn.Sequential) else None
+        losses = getattr(task, "torch_loss", None), getattr(task, "loss", None)
+        blocks = blocks_of(task, model, "torch", of_sequential, getattr(model, LOSS, model) in losses)
         if config.checkpoint_activations:
             apply_activation_checkpointing(model)
         whole = ModelState(model, Renaming(task, "torch"))
@@ -136,10 +127,7 @@ class StageStep(StageStepBase, PlainStep):
 
     def broadcast(self, root: int) -> None:
         """Collective. Copy the tensors of the first replica to the others."""
-        scale = self.parts.loss_scale
         self.state.broadcast()
-        if scale is not None:
-            scale.follow(hvd.broadcast_(scale.to_broadcast(), root, "hvdtrain.loss_scale"))
 
     def train(self, batch: TorchBatch, learning_rate: float, signals: Sequence[float]) -> PendingVector:
         """Collective. Do a step."""
@@ -165,18 +153,13 @@ class StageStep(StageStepBase, PlainStep):
             hvd.allreduce_(vector, op=hvd.Sum, name="hvdtrain.eval_metrics")
         return vector
 
-    def dry_run(self, batch: TorchBatch, training: bool) -> dict[str, NDArray[Any]]:
+    def dry_run(
+        self, batch: TorchBatch, training: bool, draws: Sequence[str] = ()
+    ) -> dict[str, NDArray[Any]]:
         """Collective. Return loss and metrics of the first micro-batch, by name; the last stage has them."""
         self.computation.names = ()  # so that shapes are checked
-        if not training:
-            return self.try_out(batch, training)
         self.update.begin(reduces=False)
         try:
-            return self.try_out(batch, training)
+            return super().dry_run(batch, training)
         finally:
-            self.update.zero_grad()
-            self.update.begin()
-
-    def own_form(self, training: bool) -> Form:
-        """Return the names of the sums that the last step or evaluation had, if this is the last stage."""
-        return self.computation.names, self.computation.weighted
+            self.forget()
