@@ -7,7 +7,7 @@ import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvdtrain.backends.portable.training_state import Spool
+from hvdtrain.backends.portable.training_state import Keeper
 from hvdtrain.backends.reduction.shards import ALIGNMENT, divide, shard
 from hvdtrain.backends.tensorflow import functions
 from hvdtrain.backends.tensorflow.batches import FixedSize
@@ -84,15 +84,14 @@ def test_every_number_of_every_parameter_is_owned_exactly_once(lengths, workers)
     assert [name for bucket in shard(sizes, workers) for name in bucket.begins] == list(sizes)
 
 
-def test_arrays_of_a_spool_lie_in_a_file_without_a_name(tmp_path):
+def test_arrays_of_a_gathered_state_lie_in_a_file_without_a_name(tmp_path):
     folder = tmp_path / "checkpoints"
-    spool = Spool(folder)
-    first, second = spool.empty((3, 5), np.float32), spool.keep(np.arange(7))
-    first[...] = 2
-    assert isinstance(first, np.memmap)
-    assert isinstance(second, np.memmap)
-    del spool
+    keeper = Keeper(folder)
+    keeper.keep_all([("a", np.full((3, 5), 2, np.float32)), ("b", np.arange(7)), ("a", np.zeros(1))])
+    state = keeper.read()
+    assert all(isinstance(array, np.memmap) for array in state.values())
+    del keeper
     assert list(folder.iterdir()) == []
-    assert (first == 2).all()
-    assert second.tolist() == list(range(7))
-    assert second.dtype == np.arange(7).dtype
+    assert (state["a"] == 2).all()
+    assert state["b"].tolist() == list(range(7))
+    assert state["b"].dtype == np.arange(7).dtype

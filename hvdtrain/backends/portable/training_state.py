@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import NDArray
 
 from hvdtrain.backends.base import PendingState
 from hvdtrain.backends.optimizers import MAIN, state_prefixes
@@ -21,45 +21,21 @@ from hvdtrain.errors import TaskError
 _ALIGNED_BYTES = 64
 
 
-class Spool:
-    """Makes arrays in one temporary file of a folder, whose name is removed at once; in memory if it is None.
-
-    The file takes room on the disk until the last of its arrays is gone, also if the process is killed.
-    """
-
-    def __init__(self, folder: Path | None) -> None:
-        self._file = None
-        self._size = 0
-        if folder is not None:
-            folder.mkdir(parents=True, exist_ok=True)
-            self._file = tempfile.TemporaryFile(dir=folder, prefix=".spool-")  # noqa: SIM115 - lives as long as this
-
-    def empty(self, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
-        """Return an array whose values are undefined."""
-        kind = np.dtype(dtype)
-        size = int(np.prod(shape, dtype=np.int64)) * kind.itemsize
-        if self._file is None or not size:
-            return np.empty(shape, kind)
-        begin = self._size
-        os.posix_fallocate(self._file.fileno(), begin, size)
-        self._size = -(-(begin + size) // _ALIGNED_BYTES) * _ALIGNED_BYTES
-        return np.memmap(self._file, kind, "r+", begin, shape)
-
-    def keep(self, array: NDArray[Any]) -> NDArray[Any]:
-        """Return a copy of an array."""
-        copy = self.empty(array.shape, array.dtype)
-        copy[...] = array
-        return copy
-
-
 class Keeper:
-    """A portable state, whose arrays are taken into a spool to the last one, though the disk be full."""
+    """A portable state, whose arrays are taken in to the last one, though the disk be full.
+
+    They lie in one temporary file of a folder, whose name is removed at once; in memory if it is None. The
+    file takes room until the last of its arrays is gone, also if the process is killed.
+    """
 
     def __init__(self, folder: Path | None) -> None:
         self.error: Exception | None = None
         self.state: PortableState = {}
+        self._file, self._size = None, 0
         try:
-            self._spool = Spool(folder)
+            if folder is not None:
+                folder.mkdir(parents=True, exist_ok=True)
+                self._file = tempfile.TemporaryFile(dir=folder, prefix=".spool-")  # noqa: SIM115 - lives as long as this
         except OSError as error:
             self.error = error
 
@@ -68,7 +44,7 @@ class Keeper:
         try:
             for name, array in arrays:
                 if self.error is None and name not in self.state:
-                    self.state[name] = self._spool.keep(array)
+                    self.state[name] = self._copied(array)
         except Exception as error:  # such as no room on the disk: the others are in the next collective
             self.error = self.error or error
 
@@ -78,6 +54,16 @@ class Keeper:
             raise self.error
         state, self.state = self.state, {}
         return state
+
+    def _copied(self, array: NDArray[Any]) -> NDArray[Any]:
+        if self._file is None or not array.nbytes:
+            return np.array(array)
+        begin = self._size
+        os.posix_fallocate(self._file.fileno(), begin, array.nbytes)
+        self._size = -(-(begin + array.nbytes) // _ALIGNED_BYTES) * _ALIGNED_BYTES
+        copy = np.memmap(self._file, array.dtype, "r+", begin, array.shape)
+        copy[...] = array
+        return copy
 
 
 class CommonOptimizerState:
