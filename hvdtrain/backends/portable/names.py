@@ -2,6 +2,7 @@
 
 import difflib
 from collections.abc import Iterable, Mapping
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -55,11 +56,9 @@ class Renaming:
 
     def __call__(self, own: str) -> str:
         """Return the portable name for an own one, both without "model/" in front."""
-        parts = own.split("/")
-        for length in range(len(parts), 0, -1):
-            key = self._key(parts[:length])
-            if key is not None:
-                name = "/".join(filter(None, [self._names[key], *parts[length:]]))
+        for path in reversed(_paths(own)):
+            if (key := self._keys.get(path.replace(".", "/"))) is not None:
+                name = f"{self._names[key]}{own[len(path) :]}".strip("/")
                 if not name:
                     raise _wrong_form(f"state_names[{self._framework!r}] leaves {own} without a name")
                 return name
@@ -68,7 +67,7 @@ class Renaming:
     def rank(self, own: str) -> tuple[Any, ...]:
         """Order the own names of one tensor: the least of them is its name, in both frameworks alike."""
         parts = own.split("/")
-        renamed = any(self._key(parts[:length]) is not None for length in range(1, len(parts) + 1))
+        renamed = any(path.replace(".", "/") in self._keys for path in _paths(own))
         private = any(part.startswith("_") for part in parts)
         # an embedding shares its weights with an output layer
         return not renamed, parts[-1] != "embeddings", private, len(parts), own
@@ -76,11 +75,8 @@ class Renaming:
     def check_used(self, own_names: Iterable[str]) -> None:
         """Check that every key stands for something in the model."""
         places: dict[str, str] = {}
-        for own in own_names:
-            parts = own.split("/")
-            for length in range(1, len(parts) + 1):
-                path = "/".join(parts[:length])
-                places.setdefault(path.replace(".", "/"), path)
+        for path in (path for own in own_names for path in _paths(own)):
+            places.setdefault(path.replace(".", "/"), path)
         for key, own in self._keys.items():
             if key not in places:
                 close = difflib.get_close_matches(key, places, n=3, cutoff=0.4) or sorted(places)[:3]
@@ -89,8 +85,10 @@ class Renaming:
                     f"Closest: {', '.join(places[name] for name in close)}.",
                 )
 
-    def _key(self, parts: list[str]) -> str | None:
-        return self._keys.get("/".join(parts).replace(".", "/"))
+
+def _paths(own: str) -> list[str]:
+    """Return a name and what it is below, the outermost first: "a", "a/b"."""
+    return list(accumulate(own.split("/"), "{}/{}".format))
 
 
 def _wrong_form(problem: str) -> TaskError:
