@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from hvdtrain.errors import AgreementError, HvdtrainError
+from hvdtrain.errors import AgreementError, ConfigError, HvdtrainError
 from hvdtrain.workers.activity import ACTIVITY
 
 if TYPE_CHECKING:
@@ -71,6 +71,16 @@ class WorkerPlace:
     # how many stages the model is split into, each on a worker of its own; 1 if it is not split
     stages: int = 1
 
+    def __post_init__(self) -> None:
+        size, stages = self.workers.size, self.stages
+        if size % stages:
+            raise ConfigError(
+                f"stages {stages} divides the workers into replicas of {stages} each, and the job has {size} "
+                f"worker{'s' * (size > 1)}",
+                f"Start a multiple of {stages} workers, or choose a number of stages that divides theirs.",
+                everywhere=True,
+            )
+
     @property
     def replicas(self) -> int:
         """The number of replicas of the model, to which each step's samples are sharded."""
@@ -90,6 +100,16 @@ class WorkerPlace:
     def is_first_stage(self) -> bool:
         """Whether it counts and reports what all workers of its replica read."""
         return self.stage == 0
+
+    @property
+    def is_last_stage(self) -> bool:
+        """Whether this worker computes loss and metrics."""
+        return self.stage == self.stages - 1
+
+    def describe(self) -> str:
+        """Return this worker's place in a split model, as text."""
+        of_replica = f" of replica {self.replica}" if self.replicas > 1 else ""
+        return f"stage {self.stage + 1} of {self.stages}{of_replica}"
 
 
 def assert_consistent(workers: Workers, values: Mapping[str, Any], remedy: str = SAME_COMMAND) -> None:

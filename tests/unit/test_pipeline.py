@@ -10,7 +10,6 @@ import torch
 
 from hvdtrain.backends.pipeline.checks import blocks_of
 from hvdtrain.backends.pipeline.pipeline import (
-    Layout,
     bubble,
     cut,
     first_blocks,
@@ -21,6 +20,7 @@ from hvdtrain.backends.tensorflow.steps.stage_passes import StageModel, layers_o
 from hvdtrain.backends.torch.steps.stage_passes import from_message, to_message
 from hvdtrain.errors import ConfigError, TaskError
 from hvdtrain.models import bert, convnet, gpt, mlp, resnet
+from hvdtrain.workers.agreement import WorkerPlace
 
 
 def test_the_largest_stage_is_as_small_as_any_division_makes_it():
@@ -76,12 +76,12 @@ def test_a_pipeline_ends_and_waits_as_its_formula_says(stages, micro_batches):
 
 def test_places_of_workers():
     workers = SimpleNamespace(rank=4, size=6)
-    layout = Layout.of(workers, 3)
+    layout = WorkerPlace(workers, 3)
     assert (layout.replicas, layout.replica, layout.stage) == (2, 1, 1)
     assert not layout.is_first_stage
     assert not layout.is_last_stage
     with pytest.raises(ConfigError, match="the job has 6 workers"):
-        Layout.of(workers, 4)
+        WorkerPlace(workers, 4)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from hvdtrain.backends.reduction import GradientReducer
 from hvdtrain.backends.workers import HorovodWorkers
 from hvdtrain.errors import ConfigError, EnvironmentFault, HvdtrainError, TaskError
 from hvdtrain.storage.text import counted
-from hvdtrain.workers.agreement import WorkerPlace, Workers
+from hvdtrain.workers.agreement import WorkerPlace
 
 Pass = tuple[Literal["forward", "backward"], int]
 
@@ -179,39 +179,13 @@ class StagePassesBase:
             raise
 
 
-class Layout(WorkerPlace):
-    """The place of a worker of a split model; a replica's stages are on workers of consecutive ranks."""
-
-    @classmethod
-    def of(cls, workers: Workers, stages: int) -> "Layout":
-        """Return the place of this worker; the number of workers must be a multiple of that of stages."""
-        if workers.size % stages:
-            raise ConfigError(
-                f"stages {stages} divides the workers into replicas of {stages} each, and the job has "
-                f"{counted(workers.size, 'worker')}",
-                f"Start a multiple of {stages} workers, or choose a number of stages that divides theirs.",
-                everywhere=True,
-            )
-        return cls(workers, stages)
-
-    @property
-    def is_last_stage(self) -> bool:
-        """Whether this worker computes loss and metrics."""
-        return self.stage == self.stages - 1
-
-    def describe(self) -> str:
-        """Return this worker's place, as text."""
-        of_replica = f" of replica {self.replica}" if self.replicas > 1 else ""
-        return f"stage {self.stage + 1} of {self.stages}{of_replica}"
-
-
 _process_sets: dict[tuple[int, ...], Any] = {}  # Horovod's process sets of this process, by their ranks
 
 
 class WorkerGroup(HorovodWorkers):
     """Collective. Some workers of a job: those that have one of some stages, the same on every worker."""
 
-    def __init__(self, layout: Layout, stages: Sequence[int], host: str, collectives: Any) -> None:
+    def __init__(self, layout: WorkerPlace, stages: Sequence[int], host: str, collectives: Any) -> None:
         own, every = layout.workers.rank, range(layout.workers.size)
         ranks = [rank for rank in every if rank % layout.stages in stages]
         self.size, self.host, self.is_elastic = len(ranks), host, False

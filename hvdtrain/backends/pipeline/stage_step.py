@@ -22,7 +22,7 @@ from hvdtrain.backends.objective.losses import sample_values
 from hvdtrain.backends.objective.model_call import ModelCall
 from hvdtrain.backends.pipeline.checks import check_one_owner, check_outputs, owners_of, wrong_blocks
 from hvdtrain.backends.pipeline.messages import Message, Messenger
-from hvdtrain.backends.pipeline.pipeline import Layout, StageReducer, StandIn, WorkerGroup, first_blocks
+from hvdtrain.backends.pipeline.pipeline import StageReducer, StandIn, WorkerGroup, first_blocks
 from hvdtrain.backends.portable.initial_values import has_ema
 from hvdtrain.backends.portable.names import check_state
 from hvdtrain.backends.portable.training_state import CommonState, Keeper
@@ -36,7 +36,7 @@ from hvdtrain.data.feed import HostBatch
 from hvdtrain.errors import ExchangeError, HvdtrainError
 from hvdtrain.storage.text import counted
 from hvdtrain.workers import wire
-from hvdtrain.workers.agreement import Workers, run_on_rank_zero
+from hvdtrain.workers.agreement import WorkerPlace, Workers, run_on_rank_zero
 from hvdtrain.workers.user_errors import where_raised
 
 _END = Message(None, [])
@@ -174,7 +174,7 @@ class StageStepBase(WholeModelStep):
     def __init__(self, task: Any, config: Config, workers: Workers, *arguments: Any) -> None:
         super().__init__(task, config, workers, *arguments)  # type: ignore[call-arg]
         self._task, self._config = task, config
-        self.layout = Layout.of(workers, config.stages)
+        self.layout = WorkerPlace(workers, config.stages)
         self.messenger = Messenger()
         self.model_call = ModelCall(self.framework)
         self.notes: list[str] = []  # on what is not as on one worker

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from hvdtrain.backends.base import Backend
 from hvdtrain.backends.objective.model_call import describe_columns
-from hvdtrain.backends.pipeline.pipeline import Layout
 from hvdtrain.backends.records import ModelInfo
 from hvdtrain.callbacks import RunContext, find_callbacks
 from hvdtrain.config import Config
@@ -124,8 +123,6 @@ def _check_plan(config: Config, backend: Backend, task_data: TaskData) -> None:
     streams = data_sets.streams_of(task_data.train_data, task_data.eval_data)
     has_eval_data = task_data.eval_data is not None
     check(Job(config, task_data.task, workers, uses_nccl, streams, has_eval_data))
-    if config.stages > 1:
-        Layout.of(workers, config.stages)
     replicas = WorkerPlace(workers, config.stages).replicas
     TrainingPlan.of(config, replicas, len(task_data.train_data), most=most_workers(workers))
 

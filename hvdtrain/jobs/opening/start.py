@@ -9,7 +9,6 @@ from typing import Any
 
 from hvdtrain.backends import load_backend
 from hvdtrain.backends.base import Backend
-from hvdtrain.backends.pipeline.pipeline import Layout
 from hvdtrain.backends.torchrun import join_torchrun
 from hvdtrain.backends.workers import forbid_restart
 from hvdtrain.config import COMMAND_LINE, Config, Layer
@@ -36,7 +35,7 @@ from hvdtrain.jobs.compatibility import Job, check
 from hvdtrain.session import versions_with
 from hvdtrain.task import constructor_parameters, load_task_class
 from hvdtrain.workers.activity import ACTIVITY
-from hvdtrain.workers.agreement import assert_consistent
+from hvdtrain.workers.agreement import WorkerPlace, assert_consistent
 from hvdtrain.workers.seeding import seed_generators
 
 _FIRST_ANSWER_SECONDS = 30
@@ -148,7 +147,7 @@ def started(
     backend = load_backend(job.config, membership)
     ACTIVITY.part = ""  # which part of the model this worker has, if not all of it
     if job.config.stages > 1 and backend.workers.size % job.config.stages == 0:
-        ACTIVITY.part = f", as {Layout.of(backend.workers, job.config.stages).describe()}"
+        ACTIVITY.part = f", as {WorkerPlace(backend.workers, job.config.stages).describe()}"
     try:
         with nullcontext() if membership else _watched(job, backend, watching):
             watching.explain = membership.explain if membership else watching.explain

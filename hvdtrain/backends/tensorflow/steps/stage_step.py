@@ -9,7 +9,6 @@ import tensorflow as tf
 
 from hvdtrain.backends.optimizers import MAIN
 from hvdtrain.backends.pipeline.checks import blocks_of
-from hvdtrain.backends.pipeline.pipeline import Layout
 from hvdtrain.backends.pipeline.stage_step import StageStepBase, StateOfStage
 from hvdtrain.backends.portable.names import Renaming
 from hvdtrain.backends.step_metrics import PendingVector, findings
@@ -27,6 +26,7 @@ from hvdtrain.backends.tensorflow.task_model import float_bits_of, make_model, p
 from hvdtrain.backends.workers import peer_errors
 from hvdtrain.data.feed import HostBatch
 from hvdtrain.errors import ConfigError
+from hvdtrain.workers.agreement import WorkerPlace
 
 Tensor = Any
 
@@ -46,7 +46,7 @@ class StagedState(StateOfStage, TrainingState):
 class StagedUpdate(Update):
     """The update of a step of a split model: this worker updates the parameters of its stage."""
 
-    def __init__(self, parts: Parts, layout: Layout, counted_elsewhere: Collection[str]) -> None:
+    def __init__(self, parts: Parts, layout: WorkerPlace, counted_elsewhere: Collection[str]) -> None:
         self._layout, self._counted_elsewhere = layout, counted_elsewhere
         self._squared_norm = tf.Variable(0.0, trainable=False, dtype=tf.float64, name="squared_norm")
         super().__init__(parts)

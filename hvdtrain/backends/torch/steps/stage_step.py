@@ -9,7 +9,6 @@ from numpy.typing import NDArray
 from torch import nn
 
 from hvdtrain.backends.pipeline.checks import blocks_of
-from hvdtrain.backends.pipeline.pipeline import Layout
 from hvdtrain.backends.pipeline.stage_step import StageStepBase, StateOfStage
 from hvdtrain.backends.portable.names import Renaming
 from hvdtrain.backends.step_metrics import PendingVector
@@ -33,6 +32,7 @@ from hvdtrain.backends.torch.task_model import (
 )
 from hvdtrain.backends.workers import peer_errors
 from hvdtrain.data.feed import HostBatch
+from hvdtrain.workers.agreement import WorkerPlace
 
 
 class StagedState(StateOfStage, TrainingState):
@@ -54,7 +54,7 @@ class StagedState(StateOfStage, TrainingState):
 class StagedUpdate(Update):
     """The update of a step of a split model: this worker updates the parameters of its stage."""
 
-    def __init__(self, parts: Parts, layout: Layout, counted_elsewhere: Collection[str]) -> None:
+    def __init__(self, parts: Parts, layout: WorkerPlace, counted_elsewhere: Collection[str]) -> None:
         self._layout, self._counted_elsewhere = layout, counted_elsewhere
         super().__init__(parts)
 
