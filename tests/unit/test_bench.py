@@ -35,15 +35,14 @@ def cpu(own: float, busy: float, stolen: float = 0.0, host: str = "h1") -> CpuTi
 @pytest.mark.parametrize(
     ("of_ranks", "said"),
     [
-        ([cpu(5.0, 20.0), cpu(5.0, 20.0)], ["h1 was busy: other processes used 1.0 of its 2 cores"]),
-        ([cpu(10.0, 10.0, 5.0)], ["h1 is a virtual machine that did not get 0.5 of its 2 cores"]),
-        ([cpu(10.0, 10.0), cpu(1.0, 20.0, host="h2")], ["h2 was busy: other processes used 1.9"]),
+        ([cpu(5.0, 20.0), cpu(5.0, 20.0)], "h1 was busy: other processes used 1.0 of its 2 cores"),
+        ([cpu(10.0, 10.0, 5.0)], "h1 is a virtual machine that did not get 0.5 of its 2 cores"),
+        ([cpu(10.0, 10.0), cpu(1.0, 20.0, host="h2")], "h2 was busy: other processes used 1.9"),
     ],
 )
 def test_a_busy_machine_is_said(of_ranks, said):
-    found = busy_hosts(of_ranks)
-    assert len(found) == len(said)
-    assert all(text.startswith(start) for text, start in zip(found, said, strict=True))
+    (found,) = busy_hosts(of_ranks)
+    assert found.startswith(said)
 
 
 def of(*three: float) -> dict:
@@ -71,10 +70,8 @@ RESULT = {
 def test_a_part_that_cannot_be_is_not_trustworthy(part, said):
     text = describe_job({**RESULT, "part_seconds": {"compute": part.to_dict()}})
     assert said in text
-    assert ("not trustworthy" in text) == bool(said)
-    warnings = doubtful_parts({"compute": part}, 0.01)
-    assert len(warnings) == bool(said)
-    assert all(one.startswith("computing cannot be more than all of a step") for one in warnings)
+    (warning,) = doubtful_parts({"compute": part}, 0.01)
+    assert warning.startswith("computing cannot be more than all of a step")
 
 
 def test_a_sweep_needs_a_slot_for_each_worker(monkeypatch):
@@ -91,29 +88,13 @@ def test_a_sweep_needs_a_slot_for_each_worker(monkeypatch):
         sweep.check_slots((4,), "h1:2,h2:1")
 
 
-def invoke(*words: str):
-    return CliRunner().invoke(cli, ["bench", *words])
-
-
-@pytest.fixture
-def handed_on(monkeypatch):
-    """Gives the layers and options that a command line hands on, without measuring."""
+def test_options_of_the_job_and_of_bench_are_told_apart(monkeypatch):
     found: list = []
     monkeypatch.setattr(sweep, "run_bench", lambda layers, options: found.extend((layers, options)))
-
-    def get(*words: str):
-        result = invoke(*words)
-        assert result.exit_code == 0, result.output
-        return found
-
-    return get
-
-
-def test_options_of_the_job_and_of_bench_are_told_apart(handed_on):
-    layers, options = handed_on(
-        *("--framework", "torch", "--batch-size", "8", "--set", "seed=3", "--sweep", "2,1,2"),
-        *("--no-split", "--json", "a.json", "--seconds", "3"),
-    )
+    words = "--framework torch --batch-size 8 --set seed=3 --sweep 2,1,2 --no-split --json a.json --seconds 3"
+    result = CliRunner().invoke(cli, ["bench", *words.split()])
+    assert result.exit_code == 0, result.output
+    layers, options = found
     assert layers[1].values == {"framework": "torch", "batch_size": 8}
     assert layers[0].values == {"seed": 3}
     assert options == BenchOptions(seconds=3.0, split=False, sweep=(1, 2), json_path=Path("a.json"))
@@ -127,12 +108,9 @@ def test_what_was_measured_is_shown_before_it_is_written(monkeypatch, capsys):
     assert "64 samples a step" in capsys.readouterr().out
 
 
-LAYERS = [Layer("job.yaml", {"framework": "tf"}, is_file=True), Layer("options", {"batch_size": 8})]
-
-
 def test_layers_survive_the_file_that_workers_read():
     odd = Layer("--set", {"task_options": {"weights": {0: 1.0, 1: 1e-05}, "text": "1e3", "last": None}})
-    layers = [*LAYERS, odd]
+    layers = [Layer("job.yaml", {"framework": "tf"}, is_file=True), odd]
     assert layers_from_json(json.loads(json.dumps(layers_to_json(layers)))) == layers
     with pytest.raises(ConfigError, match="its values cannot be handed on"):
         layers_to_json([Layer("script", {"task_options": {"model": object()}})])

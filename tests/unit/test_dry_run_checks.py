@@ -40,8 +40,8 @@ def passed(
     return Pass(what, given, INDICES, result, named_loss=loss)
 
 
-def problem(run, other=None) -> str:
-    error = find_error(run, other)
+def problem(run) -> str:
+    error = find_error(run)
     return "" if error is None else str(error)
 
 
@@ -55,10 +55,7 @@ def test_a_sound_batch_has_neither_error_nor_note():
     [
         ([0, 1, 3, 4], "reach 4, and the model has 3 outputs (classes 0 to 2): sample 17 has 3"),
         ([0, -1, 2, 1], "go down to -1, and the model has 3 outputs (classes 0 to 2): sample 3 has -1"),
-        (
-            [1, 2, 3, 1],
-            "sample 17 has 3\nThe classes seem to be numbered from 1: subtract 1 from the targets.",
-        ),
+        ([1, 2, 3, 1], "The classes seem to be numbered from 1"),
     ],
 )
 @pytest.mark.parametrize("raised", [None, IndexError("Target 3 is out of bounds.")])
@@ -68,22 +65,11 @@ def test_labels_that_have_no_output_are_refused_with_the_sample(targets, said, r
     assert said in str(found)
 
 
-@pytest.mark.parametrize(
-    ("outputs", "targets", "loss"),
-    [
-        (LOGITS, np.asarray([-100, 0, 2, -100]), "cross_entropy"),
-        (RANDOM.randn(4, 5, 5, 3).astype(np.float32), np.full((4, 5, 5), 2), "cross_entropy"),
-        ({"states": LOGITS}, np.asarray([9, 9, 9, 9]), "cross_entropy"),
-    ],
-)
-def test_labels_that_are_ignored_or_fit_or_cannot_be_judged_pass(outputs, targets, loss):
-    assert find_error(passed(outputs, targets, loss=loss)) is None
-
-
-def test_the_ignore_index_of_the_task_is_left_out():
-    run = passed(targets=np.asarray([255, 0, 2, 1]))
-    assert isinstance(find_error(run), DataError)
-    assert find_error(replace(run, ignore_index=255)) is None
+def test_labels_that_are_ignored_or_fit_or_cannot_be_judged_pass():
+    assert find_error(passed(LOGITS, np.asarray([-100, 0, 2, -100]))) is None
+    assert find_error(passed(RANDOM.randn(4, 5, 5, 3).astype(np.float32), np.full((4, 5, 5), 2))) is None
+    assert find_error(passed({"states": LOGITS}, np.asarray([9, 9, 9, 9]))) is None
+    assert find_error(replace(passed(targets=np.asarray([255, 0, 2, 1])), ignore_index=255)) is None
 
 
 @pytest.mark.parametrize("shape", [(4, 3), (4, 2, 2, 2)])
@@ -95,16 +81,10 @@ def test_probabilities_into_cross_entropy_are_refused(shape):
     assert "classifier_activation=None" in found.remedy
 
 
-@pytest.mark.parametrize(
-    ("outputs", "loss"),
-    [
-        (np.vstack([softmax(LOGITS[:3]), LOGITS[:1]]), "cross_entropy"),
-        (softmax(LOGITS), ""),
-        (np.full((4, 1), 0.3, np.float32), "binary_cross_entropy"),
-    ],
-)
-def test_what_may_be_logits_passes(outputs, loss):
-    assert find_error(passed(outputs, np.zeros(4, int), loss=loss)) is None
+def test_what_may_be_logits_passes():
+    assert find_error(passed(np.vstack([softmax(LOGITS[:3]), LOGITS[:1]]))) is None
+    assert find_error(passed(softmax(LOGITS), loss="")) is None
+    assert find_error(passed(np.full((4, 1), 0.3), np.zeros(4, int), loss="binary_cross_entropy")) is None
 
 
 def test_a_sigmoid_before_binary_cross_entropy_is_refused_or_noted_where_the_last_layer_is_not_known():
@@ -225,11 +205,11 @@ def test_a_loss_that_is_broadcast_is_found(loss, slope, found, padded):
 class Items:
     """Samples, perhaps in one buffer."""
 
-    def __init__(self, reuses=False, size=40):
-        self.buffer, self.size, self.reuses = np.zeros(3, np.float32), size, reuses
+    def __init__(self, reuses):
+        self.buffer, self.reuses = np.zeros(3, np.float32), reuses
 
     def __len__(self):
-        return self.size
+        return 40
 
     def __getitem__(self, index):
         self.buffer[:] = index

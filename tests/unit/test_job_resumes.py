@@ -107,31 +107,20 @@ def final_state(folder):
     return found.read()
 
 
-@pytest.fixture
-def whole(train, tmp_path):
-    """The directory of a run that nothing happened to."""
-    train(run_dir="whole")
-    return tmp_path / "whole"
-
-
 INTERRUPTIONS = [
     (send(signal.SIGTERM), Stopped, {"save_every": None}),
     (send(signal.SIGINT), Interrupted, {"save_every": 1}),
-    (fail, WorkerFailure, {"save_every": 2}),
     (fail, WorkerFailure, {"save_every": None}),
 ]
 
 
 @pytest.mark.parametrize("interruption", INTERRUPTIONS)
-@pytest.mark.parametrize(("step", "log_every"), [(1, 1), (2, 3)])
-def test_a_run_that_was_interrupted_ends_as_if_it_had_not_been(
-    train, tmp_path, interruption, step, log_every
-):
+def test_a_run_that_was_interrupted_ends_as_if_it_had_not_been(train, tmp_path, interruption):
     what, error, fields = interruption
-    train(run_dir="whole", log_every=log_every)
-    fields = {**fields, "resume": "auto", "log_every": log_every, "trace_indices": True}
+    train(run_dir="whole", log_every=3)
+    fields = {**fields, "resume": "auto", "log_every": 3, "trace_indices": True}
     with pytest.raises(error):
-        train({step: what}, **fields)
+        train({2: what}, **fields)
     found = train(**fields)
     assert (found.status, found.steps, found.failed_saves) == ("completed", 5, 0)
     assert equal(final_state(tmp_path / "run"), final_state(tmp_path / "whole"))
@@ -140,14 +129,15 @@ def test_a_run_that_was_interrupted_ends_as_if_it_had_not_been(
     assert [json.loads(line)["step"] for line in lines] == [1, 2, 3, 4, 5]
 
 
-def test_going_on_elsewhere_leaves_the_first_run_alone(train, tmp_path, whole):
+def test_going_on_elsewhere_leaves_the_first_run_alone(train, tmp_path):
+    train(run_dir="whole")
     with pytest.raises(Stopped):
         train({2: send(signal.SIGTERM)})
     log, left = written(tmp_path / "run"), names(tmp_path / "run" / "checkpoints")
     train(run_dir="second", resume="run")
     assert (written(tmp_path / "run"), names(tmp_path / "run" / "checkpoints")) == (log, left)
-    assert equal(final_state(tmp_path / "second"), final_state(whole))
-    assert log + written(tmp_path / "second") == written(whole)
+    assert equal(final_state(tmp_path / "second"), final_state(tmp_path / "whole"))
+    assert log + written(tmp_path / "second") == written(tmp_path / "whole")
 
 
 @pytest.fixture

@@ -44,12 +44,6 @@ def raised(*found: dict, code: int = 1) -> BaseException:
     return launch.error_of(found, code)
 
 
-def test_the_error_of_a_worker_comes_back_with_its_rank():
-    error = raised(sent("ConfigError"))
-    assert isinstance(error, errors.ConfigError)
-    assert (error.problem, error.remedy) == ("rank 1 on h: why", "do")
-
-
 def test_the_cause_comes_back_and_not_the_loss_that_it_was_for_others():
     assert isinstance(raised(sent("PeerLostError", 0), sent("TaskError", 1)), errors.TaskError)
     assert isinstance(raised(sent("PeerLostError", 0)), errors.PeerLostError)
