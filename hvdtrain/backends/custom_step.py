@@ -86,6 +86,7 @@ class StepOptimizerBase:
         self._calls, self._own_calls = calls, 0
         self._workers, self._new_reducer = workers, partial(choose_reducer, config, workers)
         self._samples: StepPart | None = None
+        self._is_stepping = False
 
     def __getattr__(self, name: str) -> Any:
         """Refuse what a framework's optimizer would do with gradients of this worker alone."""
@@ -102,8 +103,22 @@ class StepOptimizerBase:
         samples = self._of_call()
         check_gradients(self._name, gradients, self.variables)
         self.is_applied = True
-        if samples.learning_rate is not None:
+        if samples.learning_rate is None:
+            return
+        self._is_stepping = True
+        try:
             self._apply(gradients, samples)
+        finally:
+            self._is_stepping = False
+
+    def _check_step(self, *_: Any) -> None:
+        """Refuse a step of the framework's optimizer that the task's own step takes by itself; a hook."""
+        if self._samples is not None and not self._is_stepping:
+            raise TaskError(
+                f"the task's own step called step() of the optimizer {self._name!r} itself: gradients, "
+                "clipping and the learning rate would be those of this worker alone",
+                f"Use optimizers[{self._name!r}]: minimize(losses), or gradients() and apply().",
+            )
 
     def minimize(self, losses: Any, *arguments: Any, **named: Any) -> None:
         """Collective. Compute the gradients of the losses and apply them; see ``gradients``."""

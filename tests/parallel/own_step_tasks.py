@@ -238,3 +238,28 @@ class Backward(Plain):
         losses, metrics = self.torch_loss(model, batch)
         losses.mean().backward()
         return losses, metrics
+
+
+class StepsAlone(Plain):
+    """A step of the framework's optimizer, which the task has kept."""
+
+    def torch_optimizer(self, parameters):
+        import torch
+
+        self.kept = torch.optim.SGD(parameters, 0.02)
+        return self.kept
+
+    def tf_optimizer(self):
+        import keras
+
+        self.kept = keras.optimizers.SGD(0.02)
+        return self.kept
+
+    def torch_step(self, model, batch, optimizers):
+        self.kept.step()
+        return self.torch_loss(model, batch)
+
+    def tf_step(self, model, batch, optimizers):
+        variables = model.trainable_variables
+        self.kept.apply_gradients((variable.value, variable) for variable in variables)
+        return self.tf_loss(model, batch)

@@ -165,12 +165,22 @@ def batch_of(run: Run, step: int) -> tuple[np.ndarray, np.ndarray]:
     return inputs[indices], targets[indices]
 
 
-def test_mistakes_are_refused_with_their_reason():
-    framework = next(iter(FRAMEWORKS))
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_mistakes_are_refused_with_their_reason(framework):
     commands = [
+        (
+            options(framework, "StepsAlone"),
+            "the task's own step called step() of the optimizer 'main' itself",
+        ),
         (options(framework, "Plain", "--accumulate", "2"), "accumulate 2 cannot be used with the task's own"),
-        (options(framework, "NoLoss"), "neither loss nor torch_loss, which say what an evaluation computes"),
-        (options(framework, "Backward"), "the task's own step called backward()"),
+        (
+            options(framework, "NoLoss"),
+            f"neither loss nor {framework}_loss, which say what an evaluation computes",
+        ),
+        *(
+            [(options(framework, "Backward"), "the task's own step called backward()")]
+            * (framework == "torch")
+        ),
     ]
     texts = hvdtrain(*[list(words) for words, _ in commands], cwd=temporary_folder(), framework=framework)
     for (_, wanted), (_, error) in zip(commands, texts, strict=True):

@@ -211,6 +211,13 @@ class StepOptimizer(StepOptimizerBase):
     def __init__(self, name: str, parts: Parts, calls: Calls, workers: TracedWorkers) -> None:
         super().__init__(name, parts.config, calls, workers)
         self._optimizer, self._fields = parts.optimizers[name], parts.owned[name]
+        applies = self._optimizer.apply
+
+        def apply(*arguments: Any, **named: Any) -> Any:
+            self._check_step()
+            return applies(*arguments, **named)
+
+        vars(self._optimizer)["apply"] = apply
         self._factor = parts.factors.get(name, 1.0)
         self.variables: list[Variable] = [field.variable for field in self._fields]
         self._zero = tf.Variable(0.0, trainable=False, name="zero")

@@ -46,6 +46,7 @@ class StepOptimizer(StepOptimizerBase):
         self._paths = [entry.path for entry in entries]
         self._parameters = [entry.tensor for entry in entries]
         self._reducers: list[GradientReducer] = []  # one for each call of a step, so that names differ
+        self._optimizer.register_step_pre_hook(self._check_step)
 
     @property
     def variables(self) -> list[torch.Tensor]:
