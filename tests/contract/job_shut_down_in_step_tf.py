@@ -100,7 +100,7 @@ def main():
     workers.size = 1
     backend.enter_world()
     loss, after = train(backend, 2), portable(backend)
-    traces = backend.step._function(())._function.experimental_get_tracing_count()
+    traces = sum(map(len, backend.step._function(())._known.values()))
     workers.is_elastic = False
     backend.build(Normed(), CONFIG)  # a worker that was alone all the time
     backend._state.load(state)
