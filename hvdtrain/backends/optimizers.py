@@ -181,41 +181,27 @@ def check_owners(
     method: str, trainable: Sequence[str], owned: Mapping[str, Sequence[str]], foreign: Mapping[str, int]
 ) -> None:
     """Check that exactly one optimizer trains each trainable parameter."""
-    for optimizer, count in foreign.items():
-        if count:
+    for optimizer, names in owned.items():
+        if count := foreign.get(optimizer):
             raise TaskError(
                 f"{method}(model): the optimizer {optimizer!r} has {count} parameters that are not the "
                 "model's; they would be neither equal on all workers nor saved",
                 "Make them parameters of the model, for example as a submodule.",
             )
-    by_name: dict[str, list[str]] = {name: [] for name in trainable}
-    for optimizer, names in owned.items():
-        for name in names:
-            by_name[name].append(optimizer)
-    several = [name for name, of_one in by_name.items() if len(of_one) > 1]
-    if several:
+        if not names:
+            raise TaskError(f"{method}(model): the optimizer {optimizer!r} has no trainable parameter")
+    owners = {name: [one for one, names in owned.items() if name in names] for name in trainable}
+    if several := [name for name, of_one in owners.items() if len(of_one) > 1]:
         raise TaskError(
             f"{method}(model): {some(several, _SHOWN)} belong to several optimizers: "
-            f"{' and '.join(map(repr, by_name[several[0]]))}",
+            f"{' and '.join(map(repr, owners[several[0]]))}",
             "Give each parameter to one of them: steps of the others would be undone by its slots.",
         )
-    without = [name for name, of_one in by_name.items() if not of_one]
-    if without:
+    if without := [name for name, of_one in owners.items() if not of_one]:
         raise TaskError(
             f"{method}(model): no optimizer trains {some(without, _SHOWN)}",
             "Give them to an optimizer, or freeze them with requires_grad or trainable.",
         )
-    for optimizer, names in owned.items():
-        if not names:
-            raise TaskError(f"{method}(model): the optimizer {optimizer!r} has no trainable parameter")
-
-
-def in_one_array(name: str) -> TaskError:
-    """Return the error for an array of the saved state whose parts belong to different optimizers."""
-    return TaskError(
-        f"parts of {name} belong to different optimizers; it is saved as one array",
-        "Give all parameters of a module to the same optimizer.",
-    )
 
 
 def combined_rates(rates: Mapping[str, OwnRates]) -> tuple[OwnRates, dict[str, float]]:

@@ -140,8 +140,5 @@ def fitting_state(state: PortableState, compression: str, before: str) -> tuple[
         return rest, f"the checkpoint has nothing of {own}: its error starts from zero"
     if compression == before:
         return state, ""
-    ranks = rank_of(before), rank_of(compression)
-    return (
-        rest,
-        f"what {other} of rank {ranks[0]} had not sent yet is dropped, and rank {ranks[1]} starts anew",
-    )
+    was, now = rank_of(before), rank_of(compression)
+    return rest, f"what {other} of rank {was} had not sent yet is dropped, and rank {now} starts anew"

@@ -13,7 +13,6 @@ from hvdtrain.backends.optimizers import (
     check_positive,
     combined_rates,
     constructor_default,
-    in_one_array,
     in_one_tensor,
     scheduled,
 )
@@ -21,6 +20,7 @@ from hvdtrain.backends.options import LARS_EPSILON, LARS_TRUST, is_matrix
 from hvdtrain.backends.records import OwnRates
 from hvdtrain.backends.torch.state.model_state import Field, ModelState
 from hvdtrain.config import Config
+from hvdtrain.errors import TaskError
 
 Group = dict[str, Any]
 Tensors = list[torch.Tensor]
@@ -214,7 +214,10 @@ def make_optimizers(
     check_owners(method, list(names.values()), owned, foreign)
     for field in tensors.trainable_fields():
         if len({owners.get(id(tensor)) for tensor in field.tensors}) > 1:
-            raise in_one_array(field.name)
+            raise TaskError(
+                f"parts of {field.name} belong to different optimizers; it is saved as one array",
+                "Give all parameters of a module to the same optimizer.",
+            )
     return by_name
 
 
