@@ -115,16 +115,10 @@ class Gan:
         return None
 
     def torch_model(self):
-        from collections import OrderedDict
-
         from torch import nn
 
         def layers(inputs, outputs):
-            return nn.Sequential(
-                OrderedDict(
-                    hidden=nn.Linear(inputs, HIDDEN), tanh=nn.Tanh(), outputs=nn.Linear(HIDDEN, outputs)
-                )
-            )
+            return nn.Sequential(nn.Linear(inputs, HIDDEN), nn.Tanh(), nn.Linear(HIDDEN, outputs))
 
         return nn.ModuleDict({"generator": layers(NOISE, INPUTS), "discriminator": layers(INPUTS, 1)})
 
@@ -137,34 +131,24 @@ class Gan:
         }
 
     def torch_step(self, model, batch, optimizers):
+        from torch.nn.functional import softplus
+
         generator, discriminator = model["generator"], model["discriminator"]
         fake = generator(batch["noise"])
-        d_losses = self.torch_d_losses(discriminator, batch["inputs"], fake.detach())
+        real, made = discriminator(batch["inputs"]), discriminator(fake.detach())
+        d_losses = (softplus(-real) + softplus(made)).squeeze(-1)
         optimizers["discriminator"].minimize(d_losses)
-        g_losses = self.torch_g_losses(discriminator, fake)
+        g_losses = softplus(-discriminator(fake)).squeeze(-1)
         if self.trains_generator(optimizers.step):
             optimizers["generator"].minimize(g_losses)
         return g_losses, {"discriminator_loss": d_losses}
-
-    @staticmethod
-    def torch_d_losses(discriminator, real, fake):
-        from torch.nn import functional as F
-
-        return (F.softplus(-discriminator(real)) + F.softplus(discriminator(fake))).squeeze(-1)
-
-    @staticmethod
-    def torch_g_losses(discriminator, fake):
-        from torch.nn import functional as F
-
-        return F.softplus(-discriminator(fake)).squeeze(-1)
 
     def tf_model(self):
         import keras
         from keras import layers
 
         def network(inputs, outputs, name):
-            parts = [layers.Dense(HIDDEN, activation="tanh", name="hidden")]
-            parts += [layers.Dense(outputs, name="outputs")]
+            parts = [layers.Dense(HIDDEN, activation="tanh", name="0"), layers.Dense(outputs, name="2")]
             return keras.Sequential([keras.Input((inputs,)), *parts], name=name)
 
         class Networks(keras.Model):
@@ -210,12 +194,6 @@ class Alternating(Gan):
         return step % 3 == 2
 
 
-class Clipped(Gan):
-    """Gradients are clipped, those of each optimizer by themselves."""
-
-    defaults = {**Gan.defaults, "clip_norm": 0.1}  # noqa: RUF012
-
-
 class Apart(Gan):
     """The generator is trained by one worker alone, from the second step on: a decision by its own losses."""
 
@@ -231,7 +209,7 @@ class NoLoss(Gan):
         return self.data
 
 
-class Backward(Plain):
+class Backward(Fit):
     """A step as it is written elsewhere."""
 
     def torch_step(self, model, batch, optimizers):

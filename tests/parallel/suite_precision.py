@@ -4,7 +4,6 @@ Run inside a job, one process a worker; ``test_precision.py`` does so for every 
 """
 
 import math
-import os
 import time
 
 import numpy as np
@@ -24,17 +23,15 @@ class Net:
     """Two dense layers; ``seen`` holds the types of what the loss was given."""
 
     metrics = {}  # noqa: RUF012
-
-    def __init__(self):
-        self.seen = []
+    seen = ()
 
     def loss(self, outputs, batch):
         if FRAMEWORK == "torch":
-            self.seen.append(str(outputs.dtype).removeprefix("torch."))
+            self.seen = (*self.seen, str(outputs.dtype).removeprefix("torch."))
             return ((outputs - batch["targets"]) ** 2).mean(1)
         import tensorflow as tf
 
-        self.seen.append(outputs.dtype.name)
+        self.seen = (*self.seen, outputs.dtype.name)
         return tf.reduce_mean((outputs - batch["targets"]) ** 2, 1)
 
     def torch_model(self):
@@ -67,11 +64,7 @@ def build(backend, task, **fields):
 
 
 def scale_of(backend):
-    return update_of(backend).loss_scale
-
-
-def update_of(backend):
-    return backend.step.update
+    return float(backend.step.update.loss_scale.value)
 
 
 def batch(backend, x, y, step=0, accumulate=1):
@@ -90,21 +83,19 @@ def losses(backend, steps, learning_rate=0.1, *, accumulate=1, x=X, y=Y):
 
 
 def test_bf16_computes_in_bf16_and_gives_the_loss_fp32(started):
-    fp32 = losses(build(started, Net()), 8)
-    task = Net()
-    bf16 = losses(build(started, task, precision="bf16"), 8)
-    assert set(task.seen) == {"float32"}
-    np.testing.assert_allclose(bf16, fp32, rtol=0.03)
-    assert (np.abs(bf16 / fp32 - 1) > 1e-5).any()  # or nothing was rounded to bf16
+    def found_in(precision):
+        task = Net()
+        backend = build(started, task, precision=precision)
+        trained = losses(backend, 8)
+        evaluated = backend.eval_metrics(backend.eval_step(batch(backend, X, Y))).read().sums["loss"]
+        return trained, evaluated, set(task.seen)
 
-
-def test_evaluation_is_in_the_precision_of_training(started):
-    def evaluated(precision):
-        backend = build(started, Net(), precision=precision)
-        return backend.eval_metrics(backend.eval_step(batch(backend, X, Y))).read().sums["loss"]
-
-    assert evaluated("bf16") == pytest.approx(evaluated("fp32"), rel=0.03)
-    assert evaluated("bf16") != pytest.approx(evaluated("fp32"), rel=1e-6)
+    fp32, bf16 = found_in("fp32"), found_in("bf16")
+    assert fp32[2] == bf16[2] == {"float32"}
+    np.testing.assert_allclose(bf16[0], fp32[0], rtol=0.03)
+    assert (np.abs(bf16[0] / fp32[0] - 1) > 1e-5).any()  # or nothing was rounded to bf16
+    assert bf16[1] == pytest.approx(fp32[1], rel=0.03)
+    assert bf16[1] != pytest.approx(fp32[1], rel=1e-6)
 
 
 def test_the_state_of_a_half_precision_run_is_fp32_and_fits_any_precision(started):
@@ -113,18 +104,9 @@ def test_the_state_of_a_half_precision_run_is_fp32_and_fits_any_precision(starte
     state = state_of(backend)
     kinds = {name: value.dtype for name, value in state.items() if value.dtype != np.float32}
     assert kinds == {"optimizer/step": np.int64}
-    names = {name for name, _ in backend.parameter_checksums()}
-    assert names == {name for name in state if name.startswith("model/")}
     build(started, Net(), optimizer="adamw")._state.load(state)
-    for name, value in state_of(started).items():
-        np.testing.assert_array_equal(value, state[name], err_msg=name)
-
-
-def test_a_model_made_afterwards_is_fp32_again(started):
-    build(started, Net(), precision="bf16")
-    first = losses(build(started, Net()), 3)
-    assert (first == losses(build(started, Net()), 3)).all()
-    if FRAMEWORK == "tf":
+    suite.assert_equal(state_of(started), state)
+    if FRAMEWORK == "tf":  # what is made afterwards is fp32 again
         import keras
 
         assert keras.config.dtype_policy().name == "float32"
@@ -133,7 +115,7 @@ def test_a_model_made_afterwards_is_fp32_again(started):
 def test_fp16_follows_fp32_once_the_scale_fits(started):
     backend = build(started, Net(), precision="fp16", optimizer="adamw", clip_norm=1.0)
     found = losses(backend, 12, 0.01)
-    skipped = round(math.log2(2.0**16 / float(scale_of(backend).value)))  # each has halved it
+    skipped = round(math.log2(2.0**16 / scale_of(backend)))  # each has halved it
     expected = losses(build(started, Net(), optimizer="adamw", clip_norm=1.0), 12 - skipped, 0.01)
     np.testing.assert_allclose(found[skipped:], expected, rtol=0.02)
 
@@ -144,14 +126,13 @@ def test_an_overflow_on_one_worker_skips_the_step_on_all(started):
     y[-SAMPLES // backend.workers.size :] *= 2000  # the last rank's: its gradients overflow at first
     before, skipped = state_of(backend), 0
     while not state_of(backend)["optimizer/step"]:
-        for name, value in state_of(backend).items():
-            np.testing.assert_array_equal(value, before[name], err_msg=name)
-        assert float(scale_of(backend).value) == 2.0**16 / 2**skipped
+        suite.assert_equal(state_of(backend), before)
+        assert scale_of(backend) == 2.0**16 / 2**skipped
         assert np.isfinite(losses(backend, 1, y=y)).all()
         skipped += 1
     skipped -= 1
     assert 2 <= skipped < 16
-    facts = backend.workers.allgather_object((skipped, float(scale_of(backend).value)))
+    facts = backend.workers.allgather_object((skipped, scale_of(backend)))
     assert set(facts) == {(skipped, 2.0**16 / 2**skipped)}
     after = [state["model/last/kernel"] for state in backend.workers.allgather_object(state_of(backend))]
     for kernel in after:
@@ -174,30 +155,22 @@ def test_a_scale_that_cannot_fall_further_gives_up(started):
 
 def test_the_scale_grows_again(started):
     backend = build(started, Net(), precision="fp16")
-    scale = type(scale_of(backend))(backend.workers, initial=8.0, growth_interval=3)
-    update_of(backend).loss_scale = scale
+    update = backend.step.update
+    update.loss_scale = type(update.loss_scale)(backend.workers, initial=8.0, growth_interval=3)
     losses(backend, 7)
-    assert float(scale.value) == 32.0
+    assert scale_of(backend) == 32.0
 
 
 @pytest.mark.local
 def test_the_worker_keeps_to_its_threads(started):
     """With one thread, no more than one core is busy in a computation that would take more."""
-    if len(os.sched_getaffinity(0)) < 2:
-        return
-    a = np.ones((1500, 1500), np.float32)
-    if FRAMEWORK == "torch":
-        import torch
+    import torch
 
-        value = torch.from_numpy(a)
-    else:
-        import tensorflow as tf
-
-        value = tf.constant(a)
-    (value @ value).numpy()
+    value = torch.ones(1500, 1500)
+    value @ value
     wall, busy = time.perf_counter(), time.process_time()
     for _ in range(6):
-        (value @ value).numpy()
+        value @ value
     assert time.process_time() - busy < 1.3 * (time.perf_counter() - wall)
 
 
@@ -205,7 +178,6 @@ class Blocks(Net):
     """Three blocks with what can go wrong when they are computed twice: dropout, batch norm, own weights."""
 
     def __init__(self, *, marked=True, width=16, blocks=3, factor=2, dropout=0.3):
-        super().__init__()
         self.marked, self.width, self.blocks, self.factor = marked, width, blocks, factor
         self.dropout = dropout
 
@@ -287,31 +259,23 @@ def test_recomputed_blocks_change_no_number(started, marked, accumulate, precisi
     expected, state = trained(False)
     found, found_state = trained(True)
     np.testing.assert_allclose(found, expected, rtol=1e-6)
-    assert found_state.keys() == state.keys()
     assert sum(name.endswith("moving_mean") for name in state) == 3
-    for name, value in found_state.items():
-        np.testing.assert_allclose(value, state[name], rtol=1e-5, atol=1e-6, err_msg=name)
+    suite.assert_equal(found_state, state, rtol=1e-5, atol=1e-6)
 
 
-def test_a_recomputed_block_that_adds_losses_is_refused(started):
-    if FRAMEWORK == "torch":  # modules add none
-        return
-
+def test_what_cannot_be_recomputed_is_refused(started):
     class Adding(Blocks):
         def tf_model(self):
             model = super().tf_model()
-            block = model.get_layer("block1")
-            block.down.activity_regularizer = lambda outputs: outputs**2
+            model.get_layer("block1").down.activity_regularizer = lambda outputs: outputs**2
             return model
 
-    with pytest.raises(TaskError, match="the block block1 adds losses"):
-        losses(build(started, Adding(), checkpoint_activations=True), 1)
-
-
-def test_a_model_without_blocks_is_refused(started):
     with pytest.raises(TaskError) as caught:
         build(started, Net(), checkpoint_activations=True)
     assert "recompute = True" in caught.value.remedy
+    if FRAMEWORK == "tf":  # modules of PyTorch add none
+        with pytest.raises(TaskError, match="the block block1 adds losses"):
+            losses(build(started, Adding(), checkpoint_activations=True), 1)
 
 
 def peak_mib():
@@ -357,9 +321,7 @@ def test_a_compiled_model_changes_no_number(started):
 
     (found, compiled), (expected, state) = trained(compile=True), trained()
     np.testing.assert_allclose(found, expected, rtol=1e-4)
-    assert compiled.keys() == state.keys()
-    for name, value in compiled.items():
-        np.testing.assert_allclose(value, state[name], rtol=1e-3, atol=1e-5, err_msg=name)
+    suite.assert_equal(compiled, state, rtol=1e-3, atol=1e-5)
 
 
 def test_a_missing_compiler_is_said_before_training(started, monkeypatch):
