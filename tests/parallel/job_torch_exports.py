@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import onnxruntime
 import torch
-from support.exporting import floats, host_batches, images, tokens
+from support.exporting import floats, host_batches, tokens
 from torch import nn
 from torch.nn import functional as F
 
@@ -95,10 +95,6 @@ class Seq(nn.Module):
 INPUTS = SimpleNamespace(loss=lambda outputs, batch: 0)
 
 
-def served_by(serve):
-    return SimpleNamespace(torch_serve=serve)
-
-
 def export(make_model, form, task=INPUTS, batches=None):
     torch.manual_seed(1)
     path = Path(f"{make_model.__name__}{SUFFIXES[form]}")
@@ -162,22 +158,9 @@ def on_mapping(model, batch):
     return model({"source": batch["source"], "wanted": batch["wanted"]}, 0.5)
 
 
-done = export(Seq, "onnx", served_by(on_mapping), ragged)
+done = export(Seq, "onnx", SimpleNamespace(torch_serve=on_mapping), ragged)
 assert done.relative < 1e-5
 assert done.inputs == ("source int64 (batch, length)", "wanted int64 (batch, length_2)")
 assert done.outputs == ("outputs (batch, length_2, 8)",)
 found = run_onnx(Seq, source=tokens(2, 11)["input_ids"], wanted=tokens(2, 3)["input_ids"])[0]
 assert found.shape == (2, 3, 8)
-
-
-# what is served may compute before it calls the model
-def scaled(model, batch):
-    return model(batch["inputs"].float() / 255)
-
-
-def conv():
-    return nn.Conv2d(1, 2, 3)
-
-
-done = export(conv, "onnx", served_by(scaled), host_batches(images()))
-assert done.inputs == ("inputs uint8 (batch, 1, 8, 8)",)

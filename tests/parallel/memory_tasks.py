@@ -4,6 +4,9 @@ import resource
 from pathlib import Path
 
 import numpy as np
+from small_task import Small
+
+from hvdtrain import Callback
 
 SPARE_BYTES = 512 << 20
 COPIES = 128  # of 16 MiB each
@@ -15,12 +18,11 @@ def limit_memory():
     resource.setrlimit(resource.RLIMIT_AS, (in_use + SPARE_BYTES, resource.getrlimit(resource.RLIMIT_AS)[1]))
 
 
-class Early:
-    loss = "mse"
-    limited_call = 1
+class Filling:
+    """A model that takes all memory from some call on."""
 
-    def __init__(self):
-        self.calls = 0
+    loss = "mse"
+    calls, limited_call = 0, 1
 
     def train_data(self):
         return {"inputs": np.ones((64, 8), np.float32), "targets": np.ones((64, 65536), np.float32)}
@@ -40,9 +42,7 @@ class Early:
 
             def forward(self, x):
                 x = self.first(x)
-                if task.is_limited():
-                    x = torch.cat([x] * COPIES)[: len(x)]
-                return x
+                return torch.cat([x] * COPIES)[: len(x)] if task.is_limited() else x
 
         return Wide()
 
@@ -54,9 +54,7 @@ class Early:
         @keras.saving.register_keras_serializable("memory")
         class Copies(keras.layers.Layer):
             def call(self, x):
-                if task.is_limited():
-                    x = keras.ops.concatenate([x] * COPIES)[:64]
-                return x
+                return keras.ops.concatenate([x] * COPIES)[:64] if task.is_limited() else x
 
             def compute_output_shape(self, shape):
                 return shape
@@ -74,46 +72,30 @@ class Early:
         return self.calls >= self.limited_call
 
 
-class Late(Early):
+class FillingLater(Filling):
+    """In the first step of training, not in the dry run."""
+
     limited_call = 2
 
 
-class Uneven:
+class Uneven(Small):
     """A task whose second worker takes much more memory than the first, from the first step on."""
-
-    loss = "mse"
-
-    def train_data(self):
-        return {"inputs": np.ones((64, 8), np.float32), "targets": np.ones((64, 1), np.float32)}
-
-    def eval_data(self):
-        return self.train_data()
 
     def callbacks(self):
         return [Ballast()]
 
-    def torch_model(self):
-        import torch
 
-        return torch.nn.Sequential(torch.nn.Linear(8, 1))
-
-    def tf_model(self):
-        import keras
-
-        return keras.Sequential([keras.Input((8,)), keras.layers.Dense(1)])
-
-
-class Ballast:
-    """A callback that takes memory and writes down what its process has had in the end."""
+class Ballast(Callback):
+    """Takes memory, and writes down what its process has had in the end."""
 
     every_rank = True
+
+    def on_start(self, context):
+        self.context = context
 
     def on_step(self, step, metrics):
         if self.context.rank == 1 and step.step == 2:
             np.ones(HEAVY_BYTES, np.uint8)
-
-    def on_start(self, context):
-        self.context = context
 
     def on_end(self, summary):
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024

@@ -34,8 +34,7 @@ class Tokens:
         "recall": "recall",
         "auc": "auc",
         "largest": hvdtrain.SumMetric(
-            lambda outputs, batch: {"inputs": batch["inputs"]},
-            lambda sums: sums["inputs"].max(),
+            lambda outputs, batch: {"inputs": batch["inputs"]}, lambda sums: sums["inputs"].max()
         ),
         "rows": hvdtrain.GatheredMetric(rows_of, kept("Tokens")),
     }
@@ -78,21 +77,12 @@ class Numbers(Tokens):
 
 
 def of_batch_mean(outputs, batch):
-    mean = ((outputs - batch["targets"]) ** 2).mean() if hasattr(outputs, "mean") else None
-    if mean is None:
-        import tensorflow as tf
-
-        mean = tf.reduce_mean((outputs - batch["targets"]) ** 2)
-    return hvdtrain.Weighted(mean, float(len(outputs)) if mean.shape is None else count_of(outputs))
-
-
-def count_of(outputs):
-    """Return the number of samples, as a tensor while TensorFlow traces."""
-    if outputs.shape[0] is not None:
-        return float(outputs.shape[0])
+    errors = (outputs - batch["targets"]) ** 2
+    if hasattr(errors, "mean"):
+        return hvdtrain.Weighted(errors.mean(), float(len(errors)))
     import tensorflow as tf
 
-    return tf.cast(tf.shape(outputs)[0], tf.float32)
+    return hvdtrain.Weighted(tf.reduce_mean(errors), tf.cast(tf.shape(errors)[0], tf.float32))
 
 
 class OfBatchMean(Numbers):

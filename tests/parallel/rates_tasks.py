@@ -1,13 +1,13 @@
 """Tasks with optimizers of their own, whose steps move every parameter by exactly the learning rate."""
 
-from small_task import INPUTS, OUTPUTS, Small
+from small_task import Small
 
 
 class Lion(Small):
     """An optimizer as third parties write them: in PyTorch, its class requires the learning rate."""
 
     defaults = {"batch_size": 8, "log_every": 1, "initial_parameters": "portable"}  # noqa: RUF012
-    groups = ((0, 5e-4), (1, 5e-4))  # index of the parameter, its learning rate
+    bias_rate = 5e-4
 
     def torch_optimizer(self, parameters):
         import torch
@@ -15,18 +15,15 @@ class Lion(Small):
         class Lion(torch.optim.Optimizer):
             def __init__(self, params, lr):
                 super().__init__(params, {"lr": lr})
-                self.steps = 0
 
             @torch.no_grad()
             def step(self, closure=None):
-                self.steps += 1
                 for group in self.param_groups:
                     for p in group["params"]:
                         p.sub_(group["lr"] * p.grad.sign())
 
-        optimizer = Lion([{"params": [parameters[i]], "lr": rate} for i, rate in self.groups], 0.7)
-        optimizer.description = "an attribute of the instance"
-        return optimizer
+        kernel, bias = parameters
+        return Lion([{"params": [kernel], "lr": 5e-4}, {"params": [bias], "lr": self.bias_rate}], 0.7)
 
     def tf_optimizer(self):
         import keras
@@ -44,9 +41,4 @@ class Scheduled(Lion):
 class Groups(Lion):
     """The bias learns ten times as fast as the kernel."""
 
-    groups = ((0, 5e-4), (1, 5e-3))
-
-    def torch_model(self):
-        from torch import nn
-
-        return nn.Linear(INPUTS, OUTPUTS)
+    bias_rate = 5e-3

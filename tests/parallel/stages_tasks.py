@@ -1,4 +1,6 @@
-"""Tasks whose models are split into stages."""
+"""Tasks whose models are split into stages; some do what is easily lost then."""
+
+import itertools
 
 import numpy as np
 
@@ -97,37 +99,8 @@ class Bert(Tokens):
         return bert.torch_blocks(model)
 
 
-class NoParameters(Digits):
-    """A model whose first block has no parameters, and between whose blocks dicts and tuples lead."""
-
-    def tf_model(self):
-        import keras
-
-        layers = [
-            keras.layers.Flatten(),
-            keras.layers.Dense(32, name="dense"),
-            keras.layers.Dense(10, name="logits"),
-        ]
-        return keras.Sequential([keras.Input((8, 8, 1)), *layers])
-
-    def tf_blocks(self, model):
-        flatten, dense, logits = model.layers
-
-        def first(x):
-            return {"flat": flatten(x), "scale": (2.0,)}
-
-        def second(value):
-            return dense(value["flat"]), value["scale"]
-
-        return [
-            hvdtrain.Block(first),
-            hvdtrain.Block(second, dense),
-            hvdtrain.Block(lambda v: logits(v[0]), logits),
-        ]
-
-
-class Lengths(Plain):
-    """Batches whose samples have another length in each."""
+class Lengths(Digits):
+    """Samples of another length in each batch, a first block without parameters, then a dict and a tuple."""
 
     def collate(self, samples):
         size = 5 + int(samples[0]["targets"]) % 4
@@ -140,32 +113,16 @@ class Lengths(Plain):
         import keras
 
         x = keras.Input((None, 8, 1))
-        y = keras.layers.Dense(4)(x)
-        y = keras.ops.mean(keras.layers.Reshape((-1, 32))(y), 1)
-        return keras.Model(x, keras.layers.Dense(10)(y))
+        y = keras.layers.Dense(32, name="dense")(keras.layers.Reshape((-1, 8))(x))
+        return keras.Model(x, keras.layers.Dense(10, name="logits")(keras.layers.GlobalAveragePooling1D()(y)))
 
     def tf_blocks(self, model):
-        import keras
-
-        last = model.layers[-1]
-        return [keras.Model(model.input, last.input), last]
-
-
-class OneBlock(Plain):
-    """A model that is one block."""
-
-    def torch_model(self):
-        from torch import nn
-
-        return nn.Sequential(nn.Sequential(nn.Flatten(), nn.Linear(64, 10)))
-
-
-class Wrong(Mlp):
-    """Blocks that compute something else than the model."""
-
-    def torch_blocks(self, model):
-        first, *others = mlp.torch_blocks(model)
-        return [hvdtrain.Block(lambda x: first(x) * 2, *first.parts), *others]
+        _, rows, dense, mean, logits = model.layers
+        return [
+            hvdtrain.Block(lambda x: {"rows": rows(x), "scale": (2.0,)}),
+            hvdtrain.Block(lambda value: (dense(value["rows"]), value["scale"]), dense),
+            hvdtrain.Block(lambda value: logits(mean(value[0])), logits),
+        ]
 
 
 class Left(Mlp):
@@ -186,16 +143,6 @@ class Unnamed(Mlp):
         return [flatten, *hidden.layers, last]
 
 
-class Twice(Mlp):
-    """A loss that calls the model twice."""
-
-    def torch_loss(self, model, batch):
-        from torch.nn.functional import cross_entropy
-
-        outputs = model(batch["inputs"]) + model(batch["inputs"])
-        return cross_entropy(outputs, batch["targets"], reduction="none"), {}
-
-
 class Measured(Mlp):
     """Metrics of a whole evaluation, and a sample that cannot be read."""
 
@@ -214,3 +161,129 @@ class Measured(Mlp):
                 return {name: array[index] for name, array in arrays.items()}
 
         return Broken()
+
+
+def _dense(*sizes):
+    from torch import nn
+
+    return [nn.Linear(one, other) for one, other in itertools.pairwise(sizes)]
+
+
+class Hazards(Mlp):
+    """Blocks that change whole numbers in place, and ask whether the model is in training."""
+
+    def torch_model(self):
+        import torch
+        from torch import nn
+
+        class Twice(nn.Module):
+            def forward(self, x):
+                return x * 2 if self.training else x
+
+        class Model(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.hidden, self.middle, self.logits = _dense(64, 32, 32, 10)
+                self.twice = Twice()
+
+            def first(self, x):
+                x = self.hidden(x.flatten(1)).tanh()
+                return x * 3 if self.training else x, torch.zeros(32, dtype=torch.int64)
+
+            def second(self, value):
+                x, count = value
+                count += 1
+                return self.middle(x * count).tanh(), count
+
+            def third(self, value):
+                return self.twice(self.logits(value[0] * value[1]))
+
+            def forward(self, x):
+                return self.third(self.second(self.first(x)))
+
+        return Model()
+
+    def torch_blocks(self, model):
+        blocks = (model.first, model.hidden), (model.second, model.middle), (model.third, model.logits)
+        return [hvdtrain.Block(*block) for block in blocks]
+
+
+class Moving(Plain):
+    """Modules that work in place, and statistics that move in new tensors, on which the outputs depend."""
+
+    def torch_model(self):
+        import torch
+        from torch import nn
+
+        class Shift(nn.Module):
+            def forward(self, x):
+                return x.add_(0.5)
+
+        class Count(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.register_buffer("count", torch.zeros(1))
+
+            def forward(self, x):
+                x = x * (1 + self.count / 20)
+                if self.training:
+                    self.count = self.count + 1
+                return x
+
+        first, second, third = _dense(64, 32, 32, 10)
+        before = Shift(), nn.Flatten(), Count(), first, nn.SiLU(inplace=True)
+        return nn.Sequential(*before, second, nn.ReLU(inplace=True), Count(), third)
+
+
+class OwnForward(Plain):
+    """A sequential model whose own forward pass does more than to call its modules."""
+
+    def torch_model(self):
+        from torch import nn
+
+        class Model(nn.Sequential):
+            def forward(self, x):
+                return super().forward(x) * 2
+
+        return Model(nn.Flatten(), *_dense(64, 32), nn.Tanh(), *_dense(32, 10))
+
+
+class RegularizedAtTheEnd(Plain):
+    """A regularizer in the last stage alone, whose error rank 0 does not have."""
+
+    def tf_model(self):
+        import keras
+
+        last = keras.layers.Dense(10, kernel_regularizer="l2")
+        layers = [keras.layers.Flatten(), keras.layers.Dense(32, activation="tanh"), last]
+        return keras.Sequential([keras.Input((8, 8, 1)), *layers])
+
+
+class DropsOut(Plain):
+    """A loss that is proportional to the first kernel, with dropout in the first stage."""
+
+    def torch_model(self):
+        from torch import nn
+
+        first, last = nn.Linear(64, 32, bias=False), nn.Linear(32, 4, bias=False)
+        return nn.Sequential(nn.Flatten(), first, nn.Dropout(0.5), last)
+
+    metrics = {}  # noqa: RUF012
+
+    @staticmethod
+    def loss(outputs, batch):
+        return outputs.mean(-1) if hasattr(outputs, "mean") else sum(outputs[:, i] for i in range(4)) / 4
+
+    def tf_model(self):
+        import keras
+
+        dense = [keras.layers.Dense(size, use_bias=False) for size in (32, 4)]
+        layers = [keras.layers.Flatten(), dense[0], keras.layers.Dropout(0.5), dense[1]]
+        return keras.Sequential([keras.Input((8, 8, 1)), *layers])
+
+
+class TrainsOtherwise(DropsOut):
+    """Blocks that leave the dropout out, which the model has in training alone."""
+
+    def torch_blocks(self, model):
+        return [model[0], model[1], model[3]]

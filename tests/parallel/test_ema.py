@@ -53,18 +53,14 @@ def close(found: list, expected: list, tolerance: float) -> None:
 
 @pytest.mark.parametrize(("framework", "workers"), JOBS)
 def test_each_step_moves_the_average_by_the_formula(framework, workers):
-    run = trained(framework, workers, *EMA)
+    """Neither the number of workers nor the framework changes the curve or the average."""
+    run, reference = trained(framework, workers, *EMA), trained("torch", 1, *EMA)
     averages = arrays(run, 1, "ema/")
     for step in range(2, STEPS + 1):
         decay = min(DECAY, (1 + step) / (10 + step))
         weights = arrays(run, step, "model/")
         averages = {name: decay * a + (1 - decay) * weights[name] for name, a in averages.items()}
         assert_close(arrays(run, step, "ema/"), averages, 1e-6)
-
-
-@pytest.mark.parametrize(("framework", "workers"), JOBS[1:])
-def test_worker_count_and_framework_change_neither_curve_nor_average(framework, workers):
-    run, reference = trained(framework, workers, *EMA), trained("torch", 1, *EMA)
     close(run.losses, reference.losses, 1e-4)
     close([last_eval(run)["loss"]], [last_eval(reference)["loss"]], 1e-4)
     assert_close(arrays(run, STEPS, "ema/"), arrays(reference, STEPS, "ema/"), 1e-5)
@@ -72,18 +68,13 @@ def test_worker_count_and_framework_change_neither_curve_nor_average(framework, 
 
 @pytest.mark.parametrize(("framework", "workers"), JOBS[1:])
 def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(framework, workers):
-    whole = trained(framework, workers, *EMA)
+    whole, other = trained(framework, workers, *EMA), trained("torch", 1, *EMA)
     resumed = trained(framework, workers, *EMA, "--resume", str(checkpoint(whole, HALF)))
-    later = [line for line in logged(whole) if line["step"] > HALF]
-    assert logged(resumed) == later
-    name = "model.safetensors"
-    assert (checkpoint(resumed, STEPS) / name).read_bytes() == (checkpoint(whole, STEPS) / name).read_bytes()
-
-
-def test_it_goes_on_in_the_other_framework():
-    whole = trained("torch", 1, *EMA)
-    resumed = trained("tf", 1, *EMA, "--resume", str(checkpoint(whole, HALF)))
-    assert_close(arrays(resumed, STEPS, "ema/"), arrays(whole, STEPS, "ema/"), 1e-5)
+    assert logged(resumed) == [line for line in logged(whole) if line["step"] > HALF]
+    found, expected = (checkpoint(run, STEPS) / "model.safetensors" for run in (resumed, whole))
+    assert found.read_bytes() == expected.read_bytes()
+    switched = trained(framework, workers, *EMA, "--resume", str(checkpoint(other, HALF)))
+    assert_close(arrays(switched, STEPS, "ema/"), arrays(other, STEPS, "ema/"), 1e-5)
 
 
 def test_what_is_evaluated_and_exported_is_the_average_unless_it_is_left_out():

@@ -23,18 +23,8 @@ RATES = {
 
 @functools.cache
 def trained(framework: str, task: str, *options: str) -> Run:
-    words = (
-        "--framework",
-        framework,
-        "--task",
-        f"{TASKS}:{task}",
-        "--steps",
-        "3",
-        *EVERY_STEP,
-        *UNUSED,
-        *options,
-    )
-    return train(2, controller_of(framework, 2), *words, cwd=temporary_folder())
+    words = ("--framework", framework, "--task", f"{TASKS}:{task}", "--steps", "3", *EVERY_STEP, *UNUSED)
+    return train(2, controller_of(framework, 2), *words, *options, cwd=temporary_folder())
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
@@ -67,27 +57,17 @@ def test_the_optimizers_rates_are_the_base_and_scale_with_the_workers(framework,
     groups = "constant; 2 parameter groups at 0.001, 0.01"
     assert (groups in run.result.stdout) == (task == "Groups")
     assert yaml.safe_load((run.folder / "config.yaml").read_text())["learning_rate"] == base
-
-
-@pytest.mark.parametrize(("framework", "task"), RATES)
-def test_a_resumed_run_and_one_that_repeats_the_config_have_the_same_rates(framework, task):
-    whole = trained(framework, task)
-    repeated = trained(framework, task, str(whole.folder / "config.yaml"))
-    resumed = trained(framework, task, "--resume", str(whole.folder / "checkpoints" / "step-00000001"))
-    assert repeated.losses == whole.losses
-    assert resumed.losses == whole.losses[1:]
+    repeated = trained(framework, task, str(run.folder / "config.yaml"))
+    assert repeated.losses == run.losses
+    resumed = trained(framework, task, "--resume", str(run.folder / "checkpoints" / "step-00000001"))
+    assert resumed.losses == run.losses[1:]
     assert "changed" not in resumed.result.stdout
-    assert moved(resumed, 3) == pytest.approx(RATES[framework, task][1], rel=1e-3)
+    assert moved(resumed, 3) == pytest.approx(rates, rel=1e-3)
 
 
-@pytest.mark.parametrize("framework", ["tf"])
-def test_another_rate_in_the_config_is_refused_but_does_not_keep_a_checkpoint_from_evaluation(framework):
-    run = trained(framework, "Lion")
-    task = ["--task", f"{TASKS}:Lion"]
-    commands = [
-        ["evaluate", str(run.folder), *task, "--set", "learning_rate=0.02"],
-        ["--framework", framework, *task, "--learning-rate", "0.02", "--steps", "1"],
-    ]
-    evaluated, refused = hvdtrain(*commands, cwd=temporary_folder(), framework=framework)
+def test_another_rate_in_the_config_does_not_keep_a_checkpoint_from_evaluation():
+    """That it keeps it from training is in unit/test_own_optimizer.py."""
+    words = ["evaluate", str(trained("tf", "Lion").folder), "--task", f"{TASKS}:Lion"]
+    words += ["--set", "learning_rate=0.02"]
+    (evaluated,) = hvdtrain(words, cwd=temporary_folder(), framework="tf")
     assert "step 3" in evaluated[0]
-    assert "learning_rate is 0.02, and the task's own optimizer, Lion, has 0.0005\n" in refused[1]

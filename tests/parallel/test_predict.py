@@ -1,20 +1,15 @@
 """Predictions: the model's outputs for every sample, in the data's order, with any number of workers."""
 
-import json
-import sys
 from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from predict_task import SAMPLES, expected
+from support.jobs import FRAMEWORKS
 from support.pool import Key, call, controller_of, shared_run
 
-HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE))
-from predict_task import SAMPLES, expected  # noqa: E402
-
-FRAMEWORKS = ("torch", "tf")
-TASK = str(HERE / "predict_task.py")
+TASK = str(Path(__file__).with_name("predict_task.py"))
 
 
 def source(framework):
@@ -31,22 +26,16 @@ def predict(framework, workers, *commands, cwd):
     return [tuple(result) for result in done.values[0]]
 
 
-def weights(framework, tmp_path):
-    """Return kernel and bias of the model that hvdtrain.load returns."""
-    arguments = [source(framework), f"{TASK}:Unlabelled", framework, str(tmp_path / "weights.json")]
-    call(
-        Key(framework, "none", 1),
-        "support.cases:script",
-        tmp_path,
-        path=str(HERE / "job_load_model.py"),
-        arguments=arguments,
-    )
-    return [np.array(values) for values in json.loads((tmp_path / "weights.json").read_text())]
-
-
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_rows_are_in_the_order_of_the_data_without_padding(framework, tmp_path):
-    loaded = weights(framework, tmp_path)
+    done = call(
+        Key(framework, "none", 1),
+        f"{TASK}:loaded",
+        tmp_path,
+        framework=framework,
+        checkpoint=source(framework),
+    )
+    loaded = [np.array(values) for values in done.values[0]]
     (one,) = predict(framework, 1, ("Unlabelled", "--output", "one.npz"), cwd=tmp_path)
     two, served = predict(
         framework,
@@ -71,32 +60,16 @@ def test_rows_are_in_the_order_of_the_data_without_padding(framework, tmp_path):
     assert not [path.name for path in tmp_path.iterdir() if path.name.startswith(".")]
 
 
-@pytest.mark.parametrize("framework", ["torch"])
-def test_what_cannot_be_predicted_is_refused(framework, tmp_path):
+def test_what_cannot_be_predicted_is_refused(tmp_path):
     (tmp_path / "there.npz").write_text("precious")
-    results = predict(
-        framework,
-        1,
-        ("Twice", "--output", "x.npz"),
-        ("Served", "--output", "x.npz", "--split", "predict"),
-        ("Served", "--output", "x.csv"),
-        ("Served", "--output", "there.npz"),
-        ("Served", "--output", "x.npz", "--set", "on_bad_sample=skip"),
-        ("Served", "--output", "x.npz", "--set", "eval_batch_size=100000000"),
-        cwd=tmp_path,
-    )
-    for (_, error), said in zip(
-        results,
-        (
-            "the task's torch_loss or torch_step calls the model itself",
-            f"task {TASK}:Served has no predict_data()",
-            "--output x.csv: predictions are written to files that end with .npz or .parquet",
-            "there.npz exists",
-            "on_bad_sample skip cannot be used by predict: predictions have a row for every sample",
-            "eval_batch_size: a batch of all workers has 100,000,000 samples",
-        ),
-        strict=True,
-    ):
+    refusals = {
+        ("Twice", "--output", "x.npz"): "the task's torch_loss or torch_step calls the model itself",
+        ("Served", "--output", "x.npz", "--split", "predict"): f"task {TASK}:Served has no predict_data()",
+        ("Bare", "--output", "x.npz"): f"eval_data() of task {TASK}:Bare gave None: there are no samples",
+        ("Served", "--output", "x.csv"): "--output x.csv: predictions are written to files that end with",
+        ("Served", "--output", "there.npz"): "there.npz exists",
+    }
+    for said, (_, error) in zip(refusals.values(), predict("torch", 1, *refusals, cwd=tmp_path), strict=True):
         assert error.startswith(said)
     assert [path.name for path in tmp_path.iterdir()] == ["there.npz"]
     assert (tmp_path / "there.npz").read_text() == "precious"

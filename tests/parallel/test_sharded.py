@@ -1,6 +1,5 @@
 """Sharded state: the curves, checkpoints and memory of jobs whose workers keep parts of it."""
 
-import functools
 from pathlib import Path
 
 import numpy as np
@@ -19,21 +18,12 @@ ALL = (  # whatever a step may do at once
     *("--set", 'parameter_groups=[{"match": "*bias", "learning_rate_factor": 2}]'),
     *("--save-every", str(SAVED), "--keep-last", "9", "--eval-every", str(SAVED)),
 )
-SETTINGS = {
-    "sgd": ("--optimizer", "sgd", "--learning-rate", "0.05", "--weight-decay", "0.001"),
-    "all": ALL,
-}
+SGD = ("--optimizer", "sgd", "--learning-rate", "0.05", "--weight-decay", "0.001")
 
 
 def trained(framework: str, workers: int, shard: str, *options: str) -> Run:
-    return shared_run(
-        workers,
-        controller_of(framework, workers),
-        *("--framework", framework),
-        *BASE,
-        *options,
-        *("--shard", shard) * (shard != "none"),
-    )
+    words = ("--framework", framework, *BASE, *options, *("--shard", shard) * (shard != "none"))
+    return shared_run(workers, controller_of(framework, workers), *words)
 
 
 def difference(run: Run, expected: Run) -> float:
@@ -45,52 +35,38 @@ def evaluated(run: Run) -> list[float]:
     return [line["loss"] for line in run.metrics if line["phase"] == "eval"]
 
 
-@functools.cache
-def saved(run_folder, step: int) -> dict[str, np.ndarray]:
-    folder = run_folder / "checkpoints" / f"step-{step:08}"
+def saved(run: Run) -> dict[str, np.ndarray]:
+    folder = run.folder / "checkpoints" / f"step-{SAVED:08}"
     return load_file(folder / "model.safetensors") | load_file(folder / "optimizer.safetensors")
 
 
-def assert_equal_states(run: Run, expected: Run, tolerance: float) -> None:
-    found, wanted = saved(run.folder, SAVED), saved(expected.folder, SAVED)
+@pytest.mark.parametrize(
+    ("framework", "workers", "shard"),
+    [("torch", 2, "optimizer"), ("tf", 2, "optimizer"), ("torch", 3, "gradients"), ("tf", 2, "gradients")],
+)
+def test_sharded_state_draws_the_same_curve(framework, workers, shard):
+    """The optimizer alone sharded changes no number."""
+    run, expected = (trained(framework, workers, kind, *ALL) for kind in (shard, "none"))
+    curve, numbers = (0, 0) if shard == "optimizer" else (TOLERANCE, 1e-3)
+    assert difference(run, expected) <= curve
+    np.testing.assert_allclose(evaluated(run), evaluated(expected), rtol=curve)
+    found, wanted = saved(run), saved(expected)
     assert found.keys() == wanted.keys()
     for name, array in wanted.items():
-        np.testing.assert_allclose(found[name], array, rtol=tolerance, atol=tolerance * np.abs(array).max())
+        np.testing.assert_allclose(found[name], array, rtol=numbers, atol=numbers * np.abs(array).max())
 
 
-@pytest.mark.parametrize(("framework", "workers"), [("torch", 2), ("tf", 2)])
-def test_the_optimizer_alone_sharded_changes_no_number(framework, workers):
-    run, expected = (trained(framework, workers, shard, *ALL) for shard in ("optimizer", "none"))
-    assert run.losses == expected.losses
-    assert evaluated(run) == evaluated(expected)
-    assert_equal_states(run, expected, 0)
+def test_sharded_gradients_travel_compressed():
+    run = trained("torch", 2, "gradients", *SGD, "--compression", "fp16")
+    expected = trained("torch", 2, "none", *SGD)
+    assert 0 < difference(run, expected) < 0.05
 
 
-@pytest.mark.parametrize(("framework", "workers"), [("torch", 3), ("tf", 2)])
-def test_sharded_gradients_draw_the_same_curve(framework, workers):
-    run, expected = (trained(framework, workers, shard, *ALL) for shard in ("gradients", "none"))
-    assert difference(run, expected) < TOLERANCE
-    np.testing.assert_allclose(evaluated(run), evaluated(expected), rtol=TOLERANCE)
-    assert_equal_states(run, expected, 1e-3)
-
-
-@pytest.mark.parametrize(("framework", "compression"), [("torch", "fp16")])
-def test_sharded_gradients_travel_compressed(framework, compression):
-    options = (*SETTINGS["sgd"], "--compression", compression)
+def test_low_rank_with_a_sharded_optimizer():
     run, expected = (
-        trained(framework, 2, "gradients", *options),
-        trained(framework, 2, "none", *SETTINGS["sgd"]),
+        trained("tf", 2, shard, *SGD, "--compression", "powersgd:2") for shard in ("optimizer", "none")
     )
-    assert run.losses != expected.losses
-    assert difference(run, expected) < 0.05
-
-
-@pytest.mark.parametrize("framework", ["tf"])
-def test_low_rank_with_a_sharded_optimizer(framework):
-    options = (*SETTINGS["sgd"], "--compression", "powersgd:2")
-    assert (
-        trained(framework, 2, "optimizer", *options).losses == trained(framework, 2, "none", *options).losses
-    )
+    assert run.losses == expected.losses
 
 
 # 3 workers have unequal parts

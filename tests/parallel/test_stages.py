@@ -9,7 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.jobs import LIMIT_SECONDS, Run, launcher, started
+from safetensors.numpy import load_file
+from support.jobs import FRAMEWORKS, LIMIT_SECONDS, Run, launcher, started
 from support.pool import GROUPS, command, shared_run
 
 TASKS = str(Path(__file__).with_name("stages_tasks.py"))
@@ -23,7 +24,12 @@ ALL = (  # whatever a step may do at once
     *("--set", 'parameter_groups=[{"match": "*bias", "learning_rate_factor": 2}]'),
     *("--save-every", str(SAVED), "--keep-last", "9", "--eval-every", str(SAVED)),
 )
-STAY = ("--set", "stage_cuts=[2]")
+RATE = 0.01
+PLAIN_SGD = (
+    *("--optimizer", "sgd", "--momentum", "0", "--set", "weight_decay=0", "--set", "clip_norm=null"),
+    *("--learning-rate", str(RATE), "--lr-schedule", "constant", "--warmup-epochs", "0"),
+    *("--steps", "3", "--save-every", "1", "--keep-last", "9"),
+)
 
 
 def task(name: str) -> tuple[str, str]:
@@ -45,73 +51,75 @@ def difference(run: Run, expected: Run) -> float:
     return float(np.max(np.abs(np.divide(run.losses, expected.losses) - 1)))
 
 
-def evaluated(run: Run, name: str = "loss") -> list[float]:
-    return [line[name] for line in run.metrics if line["phase"] == "eval"]
+def evaluated(run: Run, name: str = "loss", phase: str = "eval") -> list[float]:
+    return [line[name] for line in run.metrics if line["phase"] == phase]
 
 
-def refused(tmp_path: Path, framework: str, name: str, *options: str) -> str:
-    """Return what a job says that ends before its first step."""
-    words = ["--framework", framework, *BASE, *task(name), "--run-dir", "run", "--stages", "2", *options]
-    result = command(2, MPI, framework, *words, cwd=tmp_path)
-    assert result.returncode in (2, 3, 4), result.output[-3000:]
-    assert "Traceback" not in result.output
-    return result.output
-
-
-@pytest.mark.parametrize(
-    ("framework", "name", "workers", "stages"),
-    [
-        ("torch", "Gpt", 4, 2),
-        ("tf", "Gpt", 2, 2),
-    ],
-)
-def test_stages_draw_the_curve_of_one_worker(framework, name, workers, stages):
-    found = trained(framework, workers, stages, *task(name), *ALL)
-    expected = trained(framework, 1, 1, *task(name), *ALL)
+@pytest.mark.parametrize(("framework", "workers"), [("torch", 4), ("tf", 2)])
+def test_stages_draw_the_curve_of_one_worker(framework, workers):
+    found = trained(framework, workers, 2, *task("Gpt"), *ALL)
+    expected = trained(framework, 1, 1, *task("Gpt"), *ALL)
     assert difference(found, expected) < TOLERANCE
-    norms = [
-        [line["gradient_norm"] for line in job.metrics if line["phase"] == "train"]
-        for job in (found, expected)
-    ]
+    norms = [evaluated(job, "gradient_norm", "train") for job in (found, expected)]
     np.testing.assert_allclose(*norms, rtol=1e-3)
-    np.testing.assert_allclose(evaluated(found), evaluated(expected), rtol=TOLERANCE)
-    np.testing.assert_allclose(evaluated(found, "accuracy"), evaluated(expected, "accuracy"), rtol=TOLERANCE)
+    for name in ("loss", "accuracy"):
+        np.testing.assert_allclose(evaluated(found, name), evaluated(expected, name), rtol=TOLERANCE)
 
 
-@pytest.mark.parametrize(("framework", "workers", "stages"), [("torch", 3, 3)])
-def test_a_resnet_draws_the_curve_of_whole_models(framework, workers, stages):
+def test_a_resnet_draws_the_curve_of_whole_models():
     options = (*task("ResNet"), "--sync-batch-norm", "--steps", "3")
-    found = trained(framework, workers, stages, *options)
     # micro-batches of the same samples, over which batch norm computes its statistics
-    expected = trained(framework, workers // stages, 1, *options)
+    found, expected = (trained("torch", n, n, *options) for n in (3, 1))
     assert difference(found, expected) < TOLERANCE
     np.testing.assert_allclose(evaluated(found), evaluated(expected), rtol=1e-3)
 
 
-def test_keras_layers_whose_outputs_depend_on_what_they_move():
-    found = trained("tf", 2, 2, *task("Spectral"), *STAY)
-    assert difference(found, trained("tf", 1, 1, *task("Spectral"))) < TOLERANCE
+@pytest.mark.parametrize(
+    ("framework", "name", "stages", "options"),
+    [
+        ("torch", "Bert", 3, ()),
+        ("torch", "Hazards", 2, ("--set", "stage_cuts=[1]", *ALL)),
+        ("torch", "Moving", 2, ("--set", "stage_cuts=[5]", *ALL)),
+        ("tf", "Spectral", 2, ("--set", "stage_cuts=[2]")),
+    ],
+)
+def test_what_is_easily_lost_is_computed_as_by_one_worker(framework, name, stages, options):
+    found = trained(framework, stages, stages, *task(name), *options)
+    assert difference(found, trained(framework, 1, 1, *task(name), *options[2:])) < TOLERANCE
 
 
-@pytest.mark.parametrize(("framework", "name"), [("torch", "Bert"), ("tf", "NoParameters")])
-def test_blocks_pass_on_whatever_they_return(framework, name):
-    count, cuts = (3, ()) if framework == "torch" else (2, ("--set", "stage_cuts=[1]"))
-    found = trained(framework, count, count, *task(name), *cuts)
-    expected = trained(framework, 1, 1, *task(name))
-    assert difference(found, expected) < TOLERANCE
-
-
-@pytest.mark.parametrize("framework", ["tf"])
-def test_shapes_may_change_from_batch_to_batch(framework):
+def test_shapes_may_change_from_batch_to_batch():
     options = (*task("Lengths"), "--steps", "20")
-    found, expected = (trained(framework, n, n, *options, accumulate=1) for n in (2, 1))
-    assert difference(found, expected) < TOLERANCE
+    found = trained("tf", 2, 2, *options, "--set", "stage_cuts=[1]", accumulate=1)
+    assert difference(found, trained("tf", 1, 1, *options, accumulate=1)) < TOLERANCE
 
 
-@pytest.mark.parametrize("framework", ["torch"])
-def test_metrics_of_the_whole_evaluation_and_skipped_samples(framework):
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_a_backward_pass_draws_what_the_forward_pass_drew(framework):
+    """The sum of weights times their gradients is then the loss."""
+    found = trained(framework, 2, 2, *task("DropsOut"), *PLAIN_SGD, "--set", "stage_cuts=[3]", accumulate=3)
+    kernels = [first_kernel(found.folder / "checkpoints" / f"step-{step:08}") for step in (1, 2, 3)]
+    for before, after, loss in zip(kernels[:-1], kernels[1:], found.losses[1:], strict=True):
+        gradient = (before - after) / RATE
+        assert float((gradient * before).sum()) == pytest.approx(loss, rel=1e-3)
+
+
+def first_kernel(checkpoint: Path) -> np.ndarray:
+    arrays = load_file(checkpoint / "model.safetensors")
+    return next(array.astype(np.float64) for array in arrays.values() if array.shape == (64, 32))
+
+
+@pytest.mark.parametrize(("name", "is_noted"), [("TrainsOtherwise", True), ("DropsOut", False)])
+def test_blocks_that_differ_in_training_are_noted(name, is_noted, tmp_path):
+    words = ["--framework", "torch", *BASE, *task(name), "--stages", "2", "--check"]
+    made = command(2, MPI, "torch", *words, cwd=tmp_path)
+    assert made.returncode == 0, made.output
+    assert ("in training, the blocks compute other outputs than the model" in made.output) == is_noted
+
+
+def test_metrics_of_the_whole_evaluation_and_skipped_samples():
     options = ("--steps", "30", "--on-bad-sample", "skip", *task("Measured"))
-    found, expected = trained(framework, 4, 2, *options), trained(framework, 1, 1, *options)
+    found, expected = trained("torch", 4, 2, *options), trained("torch", 1, 1, *options)
     assert difference(found, expected) < TOLERANCE
     for name in ("accuracy", "f1", "auc"):
         np.testing.assert_allclose(evaluated(found, name), evaluated(expected, name), rtol=1e-4)
@@ -119,74 +127,53 @@ def test_metrics_of_the_whole_evaluation_and_skipped_samples(framework):
     assert bad == [1, 1]
 
 
-@pytest.mark.parametrize("framework", ["torch"])
-def test_a_run_goes_on_with_other_stages_and_in_the_other_framework(framework):
-    other = {"torch": "tf", "tf": "torch"}[framework]
+def test_a_run_goes_on_with_other_stages_and_in_the_other_framework():
     options = (*task("Gpt"), *ALL)
-    whole = trained(framework, 1, 1, *options)
-    saved = trained(framework, 4, 2, *options).folder / "checkpoints" / f"step-{SAVED:08}"
-    for to, workers, stages in ((framework, 3, 3), (other, 2, 2)):
-        found = trained(to, workers, stages, *options, "--resume", str(saved))
+    whole = trained("torch", 1, 1, *options)
+    saved = trained("torch", 4, 2, *options).folder / "checkpoints" / f"step-{SAVED:08}"
+    for framework, stages in (("torch", 3), ("tf", 2)):
+        found = trained(framework, stages, stages, *options, "--resume", str(saved))
         assert len(found.losses) == STEPS - SAVED
         np.testing.assert_allclose(found.losses, whole.losses[SAVED:], rtol=1e-4)
         np.testing.assert_allclose(evaluated(found)[-1], evaluated(whole)[-1], rtol=1e-4)
 
 
-@pytest.mark.parametrize("framework", ["tf"])
-def test_a_checkpoint_is_evaluated_in_stages(framework, tmp_path):
+def test_a_checkpoint_is_evaluated_in_stages(tmp_path):
     """Each worker makes the parameters of its stage alone, and no optimizer's slots."""
-    expected = trained(framework, 1, 1, *task("Gpt"), *ALL)
+    expected = trained("tf", 1, 1, *task("Gpt"), *ALL)
     words = ["evaluate", str(expected.folder), *task("Gpt"), "--set", "stages=2", "--output", "found.jsonl"]
-    result = command(2, MPI, framework, *words, cwd=tmp_path)
+    result = command(2, MPI, "tf", *words, cwd=tmp_path)
     assert result.returncode == 0, result.output[-3000:]
     found = json.loads((tmp_path / "found.jsonl").read_text())
     assert (found["workers"], found["averaged_weights"]) == (2, True)
     np.testing.assert_allclose(found["loss"], evaluated(expected)[-1], rtol=TOLERANCE)
 
 
-@pytest.mark.parametrize("framework", ["torch"])
-def test_weights_or_a_part_of_them_start_a_run_with_stages(framework):
-    source = str(trained(framework, 1, 1, *task("Gpt"), *ALL).folder)
-    for choice in ([], ["--init-skip", "*kernel"]):
-        options = (*task("Gpt"), "--steps", "2", "--init", source, *choice)
-        found, expected = (trained(framework, *shape, *options) for shape in ((2, 2), (1, 1)))
-        assert difference(found, expected) < TOLERANCE
-
-
-def test_what_needs_the_whole_model_refuses_stages(tmp_path):
+@pytest.mark.parametrize("choice", [(), ("--init-skip", "*kernel")])
+def test_weights_or_a_part_of_them_start_a_run_with_stages(choice):
     source = str(trained("torch", 1, 1, *task("Gpt"), *ALL).folder)
-    words = ["predict", source, *task("Gpt"), "--set", "stages=2", "--output", "found.npz"]
-    result = command(2, MPI, "torch", *words, cwd=tmp_path)
-    assert result.returncode == 2, result.output[-3000:]
-    assert "stages 2 cannot be used by predict: no worker has the whole model" in result.output
+    options = (*task("Gpt"), "--steps", "2", "--init", source, *choice)
+    found, expected = (trained("torch", stages, stages, *options) for stages in (2, 1))
+    assert difference(found, expected) < TOLERANCE
 
 
 @pytest.mark.parametrize(
-    ("framework", "name", "options", "said"),
+    ("framework", "name", "said"),
     [
-        ("torch", "OneBlock", (), "the model has 1 block, which cannot be divided into 2 stages"),
-        ("torch", "Wrong", (), "the blocks compute other outputs than the model"),
-        ("tf", "Left", (), "no block has the model's"),
-        ("torch", "Twice", (), "stages 2 cannot be used with the task's own torch_loss"),
+        ("torch", "OwnForward", "the blocks compute other outputs than the model"),
+        ("tf", "Left", "no block has the model's"),
+        ("tf", "RegularizedAtTheEnd", "losses of their own"),
+        ("tf", "Unnamed", r"a block of the model uses \S+/kernel of a block of another stage"),
     ],
-    ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_what_cannot_be_split_is_refused_with_the_reason(framework, name, options, said, tmp_path):
-    assert said in refused(tmp_path, framework, name, *options)
-
-
-@pytest.mark.parametrize("framework", ["tf"])
-def test_a_block_that_uses_another_stages_weights_fails(framework, tmp_path):
-    output = refused(tmp_path, framework, "Unnamed", "--set", "stage_cuts=[3]")
-    assert re.search(r"a block of the model uses \S+/kernel of a block of another stage", output), output
-
-
-def test_gloo_is_refused_with_the_reason(tmp_path):
-    words = ["--framework", "torch", *BASE, *task("Mlp"), "--stages", "2", "--run-dir", "run"]
-    result = command(2, "gloo", "torch", *words, cwd=tmp_path)
-    assert result.returncode != 0
-    assert "MPI's point-to-point messages" in result.output
-    assert not (tmp_path / "run" / "metrics.jsonl").exists()
+def test_what_would_be_computed_wrongly_is_refused(framework, name, said, tmp_path):
+    """What no stages can be combined with is in unit/test_compatibility.py."""
+    cuts = ("--set", "stage_cuts=[3]") if name == "Unnamed" else ()
+    words = ["--framework", framework, *BASE, *task(name), "--run-dir", "run", "--stages", "2", *cuts]
+    result = command(2, MPI, framework, *words, cwd=tmp_path)
+    assert result.returncode in (2, 3, 4), result.output[-3000:]
+    assert "Traceback" not in result.output
+    assert re.search(said, result.output), result.output
 
 
 def test_a_stage_that_is_lost_ends_the_job_with_its_name(tmp_path):

@@ -15,10 +15,6 @@ def floats() -> dict:
     }
 
 
-def images() -> dict:
-    return {"inputs": np.random.RandomState(0).randint(0, 256, (BATCH, 1, 8, 8)).astype("uint8")}
-
-
 def tokens(size: int = BATCH, length: int = LENGTH) -> dict:
     """Return tokens with a mask that ends at different places, and labels."""
     random = np.random.RandomState(0)
