@@ -130,7 +130,10 @@ def batch_of(run: Run, step: int) -> tuple[np.ndarray, np.ndarray]:
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_mistakes_are_refused_with_their_reason(framework):
     commands = [
-        (options(framework, "StepsAlone"), "the task's own step called step() of the optimizer 'main' itself"),
+        (
+            options(framework, "StepsAlone"),
+            "the task's own step called step() of the optimizer 'main' itself",
+        ),
         (options(framework, "NoLoss"), f"neither loss nor {framework}_loss, which say what an evaluation"),
     ]
     if framework == "torch":
