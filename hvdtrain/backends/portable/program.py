@@ -1,6 +1,6 @@
 """What an exported program computes: the call that a task serves, written with dynamic axes and compared."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -37,8 +37,15 @@ class ProgramInput:
 
     def describe(self) -> str:
         """Return name, type and shape, as text."""
-        axes = [axis or size for axis, size in zip(self.axes, self.shape, strict=True)]
-        return f"{self.name} {self.dtype} {_shape(axes)}"
+        return f"{self.name} {self.dtype} {_shape([a or n for a, n in self.sized()])}"
+
+    def sizes(self) -> list[int | None]:
+        """Return the sizes of the axes; None of dynamic ones."""
+        return [None if axis else size for axis, size in self.sized()]
+
+    def sized(self, tensor: Any = None) -> Iterator[tuple[str, int]]:
+        """Return the axes with their sizes, of a tensor or in the first batch."""
+        return zip(self.axes, self.shape if tensor is None else tensor.shape, strict=True)
 
 
 class Case(NamedTuple):
@@ -237,11 +244,8 @@ def _output_axes(shapes: Sequence[Shape], seen: Sequence[Mapping[str, int]]) -> 
 
 def _fits(inputs: Sequence[ProgramInput], tensors: Named) -> bool:
     """Return whether tensors have the size of each axis that is fixed."""
-    return all(
-        axis or size == expected
-        for one in inputs
-        for axis, size, expected in zip(one.axes, tensors[one.name].shape, one.shape, strict=True)
-    )
+    pairs = [zip(one.sizes(), tensors[one.name].shape, strict=True) for one in inputs]
+    return all(size in (None, found) for of_input in pairs for size, found in of_input)
 
 
 def _cut(inputs: Sequence[ProgramInput], named: Named, name: str, size: int) -> dict[str, Any]:
@@ -254,15 +258,14 @@ def _cut(inputs: Sequence[ProgramInput], named: Named, name: str, size: int) -> 
 
 def _sizes(inputs: Sequence[ProgramInput], tensors: Named) -> dict[str, int]:
     """Return the sizes of the dynamic axes."""
-    sizes = ((axis, n) for one in inputs for axis, n in zip(one.axes, tensors[one.name].shape, strict=True))
-    return {axis: int(size) for axis, size in sizes if axis}
+    return {axis: int(n) for one in inputs for axis, n in one.sized(tensors[one.name]) if axis}
 
 
 def _limits(wanted: Sequence[ProgramInput], inputs: Sequence[ProgramInput]) -> str:
     """Return which batch sizes and lengths a program takes, as text."""
     sizes: dict[str, int] = {}  # of the axes that could be dynamic; 0 if they are
     for one, other in zip(wanted, inputs, strict=True):
-        for axis, found, size in zip(one.axes, other.axes, one.shape, strict=True):
+        for (axis, size), found in zip(one.sized(), other.axes, strict=True):
             if axis:
                 sizes[axis] = size if not found else sizes.get(axis, 0)
     words = {BATCH: ("any batch size", "batches of {} only"), LENGTH: ("any length", "sequences of {} only")}
@@ -284,21 +287,15 @@ def _listed(numbers: Sequence[int]) -> str:
 
 def compare(expected: Sequence[NDArray[Any]], found: Sequence[NDArray[Any]]) -> Exported:
     """Compare two models' outputs on one batch, each output relative to its largest; NaN equals NaN."""
-    pairs = list(zip(expected, found, strict=False))
-    scales = [_largest(array) for array in expected]
+    finite = [np.abs(array.astype(np.float64)) for array in expected]
+    scales = [float(array[np.isfinite(array)].max(initial=0.0)) for array in finite]
     scale = max(scales, default=0.0)
-    if len(expected) != len(found) or any(one.shape != other.shape for one, other in pairs):
+    if [one.shape for one in expected] != [other.shape for other in found]:
         return Exported(np.inf, scale or 1.0)
-    least = _SMALL_OUTPUT * scale
     done = Exported(0.0, scale or 1.0)
-    for pair, own in zip(pairs, scales, strict=True):
-        done = done.joined(Exported(_difference(*pair), max(own, least) or 1.0))
+    for one, other, own in zip(expected, found, scales, strict=True):
+        done = done.joined(Exported(_difference(one, other), max(own, _SMALL_OUTPUT * scale) or 1.0))
     return done
-
-
-def _largest(array: NDArray[Any]) -> float:
-    finite = np.abs(array.astype(np.float64))
-    return float(finite[np.isfinite(finite)].max(initial=0.0))
 
 
 def _difference(one: NDArray[Any], other: NDArray[Any]) -> float:

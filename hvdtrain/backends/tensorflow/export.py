@@ -70,7 +70,7 @@ def _write_program(model: Model, path: Path, program: Program, inputs: tuple[Pro
 
     archive = keras.export.ExportArchive()
     archive.track(model)
-    signature = {one.name: _spec(one) for one in inputs}
+    signature = {one.name: tf.TensorSpec(one.sizes(), one.dtype, one.name) for one in inputs}
     if len(inputs) == 1:
         (name,) = signature
         archive.add_endpoint("serve", lambda tensor: run({name: tensor}), input_signature=[signature[name]])
@@ -85,11 +85,6 @@ def _write_program(model: Model, path: Path, program: Program, inputs: tuple[Pro
         return {name: found[name].numpy() for name in program.output_names}
 
     return Written(run_loaded, inputs)
-
-
-def _spec(one: ProgramInput) -> Any:
-    shape = [None if axis else size for axis, size in zip(one.axes, one.shape, strict=True)]
-    return tf.TensorSpec(shape, one.dtype, one.name)
 
 
 def _load_back(path: Path) -> Model:

@@ -135,7 +135,8 @@ def _write_program(
     case = program.cases[0]
     # of copies: they stay marked as dynamic
     examples = {one.name: case.tensors[one.name].clone() for one in inputs}
-    axes = {one.name: _dynamic(one) for one in inputs}
+    auto = torch.export.Dim.AUTO
+    axes = {one.name: {place: auto for place, axis in enumerate(one.axes) if axis} for one in inputs}
     if program.is_plain and _is_flat(model(*examples.values()), program):
         exported = torch.export.export(model, tuple(examples.values()), dynamic_shapes=tuple(axes.values()))
     else:
@@ -144,10 +145,6 @@ def _write_program(
     write = _write_onnx if format_name == "onnx" else _write_exported
     found, names = _dynamic_in(exported, inputs)
     return Written(write(exported, path, program, names), found)
-
-
-def _dynamic(one: ProgramInput) -> dict[int, Any]:
-    return {number: torch.export.Dim.AUTO for number, axis in enumerate(one.axes) if axis}
 
 
 def _is_flat(outputs: Any, program: Program) -> bool:
@@ -242,29 +239,21 @@ def _read_weights(path: Path) -> dict[str, Any]:
         with open_regular(path) as file:
             found = torch.load(file, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
+        lines = [line.strip().partition(". ")[0].rstrip(".") for line in str(error).splitlines()]
+        found = next((line for line in lines if "GLOBAL" in line or line.startswith("Unsupported")), lines[0])
         raise CheckpointError(
-            f"{path} is refused: to read it, code that it names would have to run ({_reason(error)})",
+            f"{path} is refused: to read it, code that it names would have to run ({found})",
             "Where you trust it, read it yourself and save the weights alone: "
             "torch.save(model.state_dict(), 'weights.pt').",
         ) from None
     except OSError as error:
         raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from None
     except Exception as error:  # several kinds, by where the file is cut or changed
-        raise CheckpointError(f"{path} is damaged or no file of weights ({_message_of(error)})") from None
+        problem = f"{type(error).__name__}: {str(error).partition('. ')[0]}"
+        raise CheckpointError(f"{path} is damaged or no file of weights ({problem})") from None
     if not isinstance(found, Mapping):
         raise CheckpointError(f"{path} holds a {type(found).__name__}, not a state_dict")
     return dict(found)
-
-
-def _reason(error: pickle.UnpicklingError) -> str:
-    """Return the line of PyTorch's long text that says what was found."""
-    lines = [line.strip().partition(". ")[0].rstrip(".") for line in str(error).splitlines()]
-    return next((line for line in lines if "GLOBAL" in line or line.startswith("Unsupported")), lines[0])
-
-
-def _message_of(error: Exception) -> str:
-    first = str(error).partition(". ")[0]
-    return f"{type(error).__name__}: {first}" if first else type(error).__name__
 
 
 def _unwrapped(found: dict[str, Any], path: Path) -> tuple[dict[str, Any], list[str]]:

@@ -55,7 +55,6 @@ from hvdtrain.workers.seeding import seeded_frameworks
 
 PathOrUrl = Path | str  # the text is a URL
 _MOST_NAME_BYTES = 200  # of a file's name, in addition to which there are others with longer ones
-_MARK = "saved_model.pb"  # of a folder that TensorFlow wrote
 
 
 @dataclass(frozen=True)
@@ -138,7 +137,15 @@ def chosen_checkpoint(path: Path | str, best: bool | str) -> Path | str:
     """Return the path to look for a checkpoint at: of equally good ones the first. Local: no collective."""
     if not best:
         return path
-    manifests = _manifests_in(path)
+    if isinstance(path, str):
+        manifests: Mapping[Any, Manifest] = manifests_in(path)
+    else:
+        try:
+            paths = [*storage.checkpoints_in(path / CHECKPOINTS), *storage.checkpoints_in(path)]
+        except OSError as error:
+            raise EnvironmentFault(f"cannot read {path}: {error.strerror or error}") from None
+        read = {one: storage.read_manifest(one) for one in paths}
+        manifests = {one: manifest for one, manifest in read.items() if manifest}  # damaged ones are left out
     if best is True:
         newest = next(reversed([*manifests.values()]), None)
         best = str((newest and newest.config.get("keep_best")) or "loss")
@@ -159,18 +166,6 @@ def chosen_checkpoint(path: Path | str, best: bool | str) -> Path | str:
             else "A checkpoint has one if it was saved at a step with an evaluation; keep_best saves those.",
         )
     return found
-
-
-def _manifests_in(path: Path | str) -> Mapping[Any, Manifest]:
-    """Return what the checkpoints of a run say of themselves, the newest last; damaged ones are left out."""
-    if isinstance(path, str):
-        return manifests_in(path)
-    try:
-        paths = [*storage.checkpoints_in(path / CHECKPOINTS), *storage.checkpoints_in(path)]
-    except OSError as error:
-        raise EnvironmentFault(f"cannot read {path}: {error.strerror or error}") from None
-    found = {one: storage.read_manifest(one) for one in paths}
-    return {one: manifest for one, manifest in found.items() if manifest is not None}
 
 
 @dataclass(frozen=True)
@@ -266,18 +261,13 @@ def load_verified(
     return found, is_ema, [*notes, *changed_outputs(found, backend, config, is_ema)]
 
 
-def holds_saved_model(place: Path) -> bool:
-    """Return whether a folder is what TensorFlow wrote."""
-    return (place / _MARK).exists()
-
-
 def check_not_there(output: Path, force: bool, may_be_folder: bool = False) -> None:
-    """Check that nothing is lost when a file is written."""
+    """Check that nothing is lost when a file, or a folder that TensorFlow writes, is written."""
     if not output.exists():
         return
     if not force:
         raise UsageError(f"{output} exists", "Give another --output, or --force to replace it.")
-    if output.is_dir() and not may_be_folder:
+    if output.is_dir() and not (may_be_folder and (output / "saved_model.pb").exists()):
         raise UsageError(f"{output} is a directory, and no export: --force does not replace it")
 
 

@@ -32,7 +32,6 @@ from hvdtrain.jobs.serving.checkpoint import (
     PathOrUrl,
     check_not_there,
     given_output,
-    holds_saved_model,
     load_verified,
     opened,
     put_into_place,
@@ -70,6 +69,13 @@ class Export:
         """Return what was written, how close its outputs are and how to load it, as text."""
         exported, manifest = self.exported, self.checkpoint.manifest
         batch = f", takes {exported.batch}" if exported.batch else ""
+        keywords = ", ".join(f"{name}={name}" for name in exported.arguments)
+        loading = EXPORT_FORMATS[self.format_name].loading.format(
+            path=self.path,
+            arguments="inputs" if exported.is_plain else keywords,
+            keywords=keywords,
+            mapping=", ".join(f'"{name}": {name}' for name in exported.arguments),
+        )
         return "\n".join(
             [
                 f"{self.format_name}: {self.path} ({size_of(self.path) / 1e6:,.2f} MB{batch})",
@@ -80,18 +86,8 @@ class Export:
                 f"loaded back, outputs differ by {exported.difference:.1e} at most, "
                 f"{exported.relative:.1e} of the largest",
                 *([f"compared on {exported.checked}"] if exported.checked else []),
-                f"to load it: {self._loading()}",
+                f"to load it: {loading}",
             ]
-        )
-
-    def _loading(self) -> str:
-        """Return a line of Python that loads what was written, and calls it if it is a program."""
-        names = self.exported.arguments
-        return EXPORT_FORMATS[self.format_name].loading.format(
-            path=self.path,
-            arguments="inputs" if self.exported.is_plain else ", ".join(f"{name}={name}" for name in names),
-            keywords=", ".join(f"{name}={name}" for name in names),
-            mapping=", ".join(f'"{name}": {name}' for name in names),
         )
 
 
@@ -131,7 +127,10 @@ def export_checkpoint(
     def check_output(job: JobSpec, found: Checkpoint) -> None:
         nonlocal output
         output = output or _default_output(found, job.config, format_name)
-        _check_output(output, format_name, force)
+        suffix = EXPORT_FORMATS[format_name].suffix
+        if suffix and output.suffix != suffix:
+            raise UsageError(f"--output {output}: a file of --to {format_name} ends with {suffix}")
+        check_not_there(output, force, may_be_folder=not suffix)
 
     ready = opened(call, "export", _OF_EXPORT, fixed=[fixed], is_alone=True, check_first=check_output)
     with ready as (job, backend, unverified):
@@ -225,13 +224,6 @@ def _default_output(found: Checkpoint, config: Config, format_name: str) -> Path
     task = Path(config.task.rpartition(":")[2]).stem.lower()
     suffix = EXPORT_FORMATS[format_name].suffix or f"-{format_name}"
     return found.run_dir / "exports" / f"{task}-{found.path.name}{suffix}"
-
-
-def _check_output(output: Path, format_name: str, force: bool) -> None:
-    suffix = EXPORT_FORMATS[format_name].suffix
-    if suffix and output.suffix != suffix:
-        raise UsageError(f"--output {output}: a file of --to {format_name} ends with {suffix}")
-    check_not_there(output, force, may_be_folder=not suffix and holds_saved_model(output))
 
 
 _OF_LOAD = {**_OF_EXPORT, "sync_batch_norm": False}
