@@ -106,8 +106,9 @@ class _Targets:
         targets, classes = self.functions.to_numpy(targets), outputs.shape[-1]
         is_soft = targets.ndim == len(outputs.shape)
         targets = targets.argmax(-1) if is_soft else targets.astype(np.int64)
-        counted = self._counted(targets, mask, looks=not is_soft)
-        self._check_targets((targets >= 0) & (targets < classes), counted, classes)
+        is_right = (targets >= 0) & (targets < classes)
+        rule = f"class numbers from 0 to {classes - 1}"
+        counted = self._counted(targets, mask, is_right, rule, looks=not is_soft)
         return outputs, targets.reshape(len(targets), -1), counted.reshape(len(targets), -1)
 
     def _labels(self, outputs: Any, targets: Any) -> tuple[Array, Array, Array]:
@@ -116,8 +117,7 @@ class _Targets:
         check_comparable(self.name, *shapes)
         axis = self._label_axis(*shapes)
         targets = self.functions.to_numpy(targets)
-        counted = self._counted(targets, mask, looks=True)
-        self._check_targets((targets >= 0) & (targets <= 1), counted, 0)
+        counted = self._counted(targets, mask, (targets >= 0) & (targets <= 1), "0 or 1")
 
         def shaped(array: Array) -> Array:
             array = array[..., None] if axis is None else np.moveaxis(array, axis, -1)
@@ -126,22 +126,21 @@ class _Targets:
         found = self.functions.to_numpy(outputs).reshape(targets.shape)
         return shaped(found), shaped(targets), shaped(counted)
 
-    def _counted(self, targets: Array, mask: Any, looks: bool) -> NDArray[np.bool_]:
-        """Return which targets count: those that are not ignored, and not masked by Keras."""
+    def _counted(
+        self, targets: Array, mask: Any, is_right: Array, rule: str, looks: bool = True
+    ) -> NDArray[np.bool_]:
+        """Return which targets count: those that are not ignored, and not masked by Keras. Check these."""
         looks = looks and (self.counting.of_samples or targets.ndim > 1)
         counted = targets != self.counting.ignore_index if looks else np.ones(targets.shape, bool)
         if mask is not None:
             masked = self.functions.to_numpy(mask)
             counted &= masked.reshape(*masked.shape, *[1] * (targets.ndim - masked.ndim)) > 0
-        return counted
-
-    def _check_targets(self, is_right: Array, counted: Array, classes: int) -> None:
         if not (is_right | ~counted).all():
-            numbers = f"class numbers from 0 to {classes - 1}" if classes else "0 or 1"
             raise TaskError(
-                f"{self.name}: targets must be {numbers}; the batch has others",
+                f"{self.name}: targets must be {rule}; the batch has others",
                 "If they mark what is to be left out, give the task their number as ignore_index.",
             )
+        return counted
 
     def _label_axis(self, outputs: tuple[int, ...], targets: tuple[int, ...]) -> int | None:
         """Return the axis of the labels in the targets; None if there is one label."""
@@ -151,9 +150,8 @@ class _Targets:
             return self.class_axis % len(targets)
         if len(targets) <= 2:
             return 1 if len(targets) > 1 else None
-        for axis in (1, len(targets) - 1):
-            if targets[axis] == 1:
-                return axis
+        if 1 in (targets[1], targets[-1]):
+            return 1 if targets[1] == 1 else len(targets) - 1
         raise TaskError(
             f"{self.name} cannot tell which axis holds the labels: outputs {outputs} and targets {targets}",
             "Set class_axis in the task: -1 (batch, ..., labels) or 1 (batch, labels, ...). Of one label, "

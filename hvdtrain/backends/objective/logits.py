@@ -84,10 +84,8 @@ def _check_plain(
 ) -> None:
     for key, value in settings.items():
         if not any(value is one or value == one for one in allowed[key]):
-            raise TaskError(
-                f"{described} with {key}={value!r}; it can be taken only with {key}={allowed[key][0]!r}",
-                remedy,
-            )
+            only = f"it can be taken only with {key}={allowed[key][0]!r}"
+            raise TaskError(f"{described} with {key}={value!r}; {only}", remedy)
 
 
 def _per_sample(loss: Any) -> Callable[..., Any]:
@@ -120,7 +118,6 @@ def check_foreign(task: Any, framework: str, found: Any, is_parameter: bool) -> 
 OF_CLASSES = ("cross_entropy", "accuracy", "top5_accuracy")
 
 
-# what takes one logit in place of one for each class
 _OF_ONE_LOGIT = {"cross_entropy": "binary_cross_entropy", "accuracy": "binary_accuracy"}
 
 
@@ -192,15 +189,11 @@ def check_class_numbers(name: str, is_floating: bool, shape: tuple[int, ...]) ->
 def check_comparable(name: str, outputs: tuple[int, ...], targets: tuple[int, ...]) -> None:
     """Check that outputs and targets have equal shapes, or differ by axes of length 1 only."""
     if [n for n in outputs[1:] if n != 1] != [n for n in targets[1:] if n != 1]:
-        remedy = "Give the model as many outputs as a sample has targets."
-        if len(outputs) == 2 and len([n for n in targets[1:] if n != 1]) == 0:
-            remedy = (
-                "A sample has one target: end the model in one output, such as nn.Linear(6, 1) or Dense(1)."
-            )
-            if name.startswith("binary"):
-                remedy += " Of several classes, the loss is cross_entropy."
+        of_classes = " Of several classes, the loss is cross_entropy." * name.startswith("binary")
         raise TaskError(
-            f"{name} compares the model's outputs {outputs} with targets {targets}: shapes differ", remedy
+            f"{name} compares the model's outputs {outputs} with targets {targets}: shapes differ",
+            "Give the model as many outputs as a sample has targets: of one target it ends in one output, "
+            f"such as nn.Linear(6, 1) or Dense(1).{of_classes}",
         )
 
 

@@ -1,9 +1,9 @@
 """Metric objects of torchmetrics and Keras: which are taken, and what they are given."""
 
-import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
+from inspect import signature
 from typing import Any, ClassVar
 
 import numpy as np
@@ -91,13 +91,6 @@ def _own_object(name: str, given: MetricObject, framework: str) -> Any:
     return found
 
 
-def _parameters(function: Callable[..., Any]) -> list[str]:
-    try:
-        return list(inspect.signature(function).parameters)
-    except (TypeError, ValueError):
-        return []
-
-
 class FedObject(ABC):
     """A metric object that is given the rows of all samples, on rank 0 and in the order of the data set."""
 
@@ -120,7 +113,7 @@ class FedObject(ABC):
         )
         self.metric = metric = _own_object(name, self.given, framework)
         # keras.metrics.Mean and Sum take values; other means compare targets and predictions
-        is_of_values = framework == "tf" and "values" in _parameters(metric.update_state)
+        is_of_values = framework == "tf" and "values" in signature(metric.update_state).parameters
         if is_of_values or any(has_class(metric, base) for base in _REFUSED):
             error = self.error(
                 "is no single number of the targets and predictions of an evaluation",
@@ -180,7 +173,8 @@ class FedObject(ABC):
                 "write hvdtrain.SumMetric.",
             )
         self.reset()
-        targets_first = _TARGETS_FIRST.get(next(iter(_parameters(self.update)), ""), self.targets_first)
+        first_name = next(iter(signature(self.update).parameters), "")
+        targets_first = _TARGETS_FIRST.get(first_name, self.targets_first)
         # parts do not depend on the number of workers
         size = max(1, _MOST_NUMBERS * len(preds) // max(preds.size, targets.size, 1))
         for first in range(0, len(preds), size):

@@ -114,13 +114,10 @@ class Collectives:
 
 
 def on_rank_zero(value: Any, workers: Workers) -> list[Any]:
-    """Collective. Return the values of all workers on rank 0, and none on others.
-
-    Bytes travel in chunks: no other worker needs the memory of all, and Horovod counts the bytes of one
-    operation in 32 bits.
-    """
+    """Collective. Return the values of all workers on rank 0, and none on others."""
     if workers.size == 1:
         return [value]
+    # in chunks: no other worker needs the memory of all, and Horovod counts bytes in 32 bits
     data = wire.encode(value)
     found = [bytearray() for _ in range(workers.size)]
     chunk = max(1, _CHUNK_BYTES // workers.size)
