@@ -21,7 +21,7 @@ ROUNDS = {"50 numbers by name": 60, "16 MB of rows": 3}
 def main(framework: str) -> None:
     hvd = import_module({"torch": "horovod.torch", "tf": "horovod.tensorflow"}[framework])
     folder = {"torch": "torch", "tf": "tensorflow"}[framework]
-    collectives = import_module(f"hvdtrain.backends.{folder}.objective.metric_objects").COLLECTIVES()
+    collectives = import_module(f"hvdtrain.backends.{folder}.objective.gathering").COLLECTIVES()
     hvd.init()
     workers = HorovodWorkers(hvd, collectives)
     values = {

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from support.exporting import floats, host_batches
 
-from hvdtrain.backends.objective.serving import Serving
+from hvdtrain.backends.objective.model_call import Serving
 from hvdtrain.backends.tensorflow.export import export_model
 from hvdtrain.errors import TaskError
 

@@ -12,7 +12,7 @@ from support.exporting import floats, host_batches, tokens
 from torch import nn
 from torch.nn import functional as F
 
-from hvdtrain.backends.objective.serving import Serving
+from hvdtrain.backends.objective.model_call import Serving
 from hvdtrain.backends.torch.export import export_model
 
 SUFFIXES = {"safetensors": ".safetensors", "torch-export": ".pt2", "onnx": ".onnx", "pt": ".pt"}

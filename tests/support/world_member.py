@@ -45,7 +45,7 @@ class Member:
     def __init__(self, framework: str) -> None:
         hvd = import_module("horovod.torch" if framework == "torch" else "horovod.tensorflow")
         collectives = import_module(
-            f"hvdtrain.backends.{'torch' if framework == 'torch' else 'tensorflow'}.objective.metric_objects"
+            f"hvdtrain.backends.{'torch' if framework == 'torch' else 'tensorflow'}.objective.gathering"
         )
         hvd.init()
 

@@ -22,7 +22,7 @@ ALONE = SimpleNamespace(rank=0, size=1, broadcast_object=lambda v: v, allgather_
 
 
 def functions_of(framework):
-    return import_module(f"hvdtrain.backends.{framework}.objective.metric_objects").FUNCTIONS
+    return import_module(f"hvdtrain.backends.{framework}.objective.losses").FUNCTIONS
 
 
 # loaded here, since loading TensorFlow changes the environment

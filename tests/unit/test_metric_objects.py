@@ -15,8 +15,8 @@ torch = pytest.importorskip("torch")
 tf = pytest.importorskip("tensorflow")
 keras = pytest.importorskip("keras")
 torchmetrics = pytest.importorskip("torchmetrics")
-of_torchmetrics = pytest.importorskip("hvdtrain.backends.torch.objective.metric_objects")
-of_keras = pytest.importorskip("hvdtrain.backends.tensorflow.objective.metric_objects")
+of_torchmetrics = pytest.importorskip("hvdtrain.backends.torch.objective.losses")
+of_keras = pytest.importorskip("hvdtrain.backends.tensorflow.objective.losses")
 classification, regression = torchmetrics.classification, torchmetrics.regression
 
 RANDOM = np.random.RandomState(7)

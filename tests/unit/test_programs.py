@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from hvdtrain.backends.objective.serving import Serving, Tensors, named_outputs
+from hvdtrain.backends.objective.model_call import Serving, Tensors, named_outputs
 from hvdtrain.backends.portable.program import Written, make_program, write_and_compare
 from hvdtrain.errors import TaskError
 

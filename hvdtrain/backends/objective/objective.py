@@ -12,8 +12,7 @@ from hvdtrain.backends.objective.evaluation_metrics import (
 )
 from hvdtrain.backends.objective.logits import OF_CLASSES, class_axis_option, named_loss, of_tensor
 from hvdtrain.backends.objective.losses import Counting, Weighted, counting_of
-from hvdtrain.backends.objective.model_call import ModelCall, nested_batch
-from hvdtrain.backends.objective.serving import Serving
+from hvdtrain.backends.objective.model_call import ModelCall, Serving, nested_batch
 from hvdtrain.backends.step_metrics import PartialSums, PendingVector
 from hvdtrain.config import Config
 from hvdtrain.data.augment import SHARE, partner_of

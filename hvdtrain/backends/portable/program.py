@@ -7,8 +7,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hvdtrain.backends.objective.model_call import nested_batch
-from hvdtrain.backends.objective.serving import Served, Tensors, identifier, named_outputs, tensors_of
+from hvdtrain.backends.objective.model_call import (
+    Served,
+    Tensors,
+    identifier,
+    named_outputs,
+    nested_batch,
+    tensors_of,
+)
 from hvdtrain.backends.records import Exported
 from hvdtrain.data.feed import HostBatch
 from hvdtrain.data.numeric import SEPARATOR

@@ -16,7 +16,7 @@ from hvdtrain.backends.steps import choose_step
 from hvdtrain.backends.tensorflow import export, probes
 from hvdtrain.backends.tensorflow.batches import TensorFlowBatch
 from hvdtrain.backends.tensorflow.functions import with_micro_batches
-from hvdtrain.backends.tensorflow.objective.metric_objects import COLLECTIVES
+from hvdtrain.backends.tensorflow.objective.gathering import COLLECTIVES
 from hvdtrain.backends.tensorflow.probes import state_kept
 from hvdtrain.backends.tensorflow.replica_state import StateTensors
 from hvdtrain.backends.tensorflow.state.moving_state import MovingState

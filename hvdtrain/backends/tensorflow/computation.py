@@ -33,8 +33,13 @@ from hvdtrain.backends.tensorflow.functions import (
     phase_of_layers,
 )
 from hvdtrain.backends.tensorflow.objective.gathering import Gathering
-from hvdtrain.backends.tensorflow.objective.losses import masks_beside, masks_within, to_numpy, weigh
-from hvdtrain.backends.tensorflow.objective.metric_objects import FUNCTIONS
+from hvdtrain.backends.tensorflow.objective.losses import (
+    FUNCTIONS,
+    masks_beside,
+    masks_within,
+    to_numpy,
+    weigh,
+)
 from hvdtrain.backends.tensorflow.state.layer_state import LayerState
 from hvdtrain.backends.tensorflow.state.model_state import ModelState
 from hvdtrain.backends.tensorflow.sync_batch_norm import BatchNormSync

@@ -13,7 +13,7 @@ import keras
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from hvdtrain.backends.objective.serving import Serving, Tensors
+from hvdtrain.backends.objective.model_call import Serving, Tensors
 from hvdtrain.backends.portable.names import check_fit
 from hvdtrain.backends.portable.program import (
     Program,

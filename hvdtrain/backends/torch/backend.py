@@ -14,7 +14,7 @@ from hvdtrain.backends.records import BackendInfo, DeviceMemory, Exported, Porta
 from hvdtrain.backends.steps import choose_step
 from hvdtrain.backends.torch import export, probes
 from hvdtrain.backends.torch.batches import TorchBatch
-from hvdtrain.backends.torch.objective.metric_objects import COLLECTIVES
+from hvdtrain.backends.torch.objective.gathering import COLLECTIVES
 from hvdtrain.backends.torch.probes import state_kept
 from hvdtrain.backends.torch.replica_state import StateTensors
 from hvdtrain.backends.torch.state.moving_state import MovingState

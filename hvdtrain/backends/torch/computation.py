@@ -16,8 +16,7 @@ from hvdtrain.backends.step_metrics import NO_SIGNALS, NUMBERS_AFTER_SUMS, Parti
 from hvdtrain.backends.torch.batches import BatchMaker, TorchBatch, TorchPending
 from hvdtrain.backends.torch.export import TENSORS
 from hvdtrain.backends.torch.objective.gathering import Gathering
-from hvdtrain.backends.torch.objective.losses import weigh
-from hvdtrain.backends.torch.objective.metric_objects import FUNCTIONS
+from hvdtrain.backends.torch.objective.losses import FUNCTIONS, weigh
 from hvdtrain.backends.torch.state.model_state import ModelState
 from hvdtrain.backends.torch.state.tensors import as_array
 from hvdtrain.backends.torch.sync_batch_norm import BatchNormSync, find_batch_norms

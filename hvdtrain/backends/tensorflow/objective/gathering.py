@@ -1,6 +1,7 @@
 """Rows of all workers in TensorFlow; ``torch/objective/gathering.py`` does the same for PyTorch."""
 
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import horovod.tensorflow as hvd
@@ -9,6 +10,7 @@ from horovod.tensorflow import mpi_ops
 
 from hvdtrain.backends.objective import gathering
 from hvdtrain.backends.objective.gathering import horovods_own
+from hvdtrain.backends.objective.stateful_metrics import Collectives
 from hvdtrain.backends.tensorflow.functions import marked
 from hvdtrain.errors import TaskError
 
@@ -88,3 +90,10 @@ def _checked(tensor: Tensor, **options: Any) -> Tensor:
 
 
 _LIBRARY.horovod_allgather = _checked
+COLLECTIVES = partial(
+    Collectives,
+    hvd=hvd,
+    to_tensor=tf.constant,
+    is_under_way=lambda: False,  # steps wait for what they begin
+    on_host=partial(tf.device, "CPU"),
+)

@@ -20,7 +20,7 @@ from hvdtrain.backends.steps import PartsBase, WholeModelStep
 from hvdtrain.backends.tensorflow.batches import TensorFlowBatch, TensorFlowPending
 from hvdtrain.backends.tensorflow.computation import Computation
 from hvdtrain.backends.tensorflow.functions import Compiled, accumulated_gradients, joined, native, of_counted
-from hvdtrain.backends.tensorflow.objective.metric_objects import COLLECTIVES
+from hvdtrain.backends.tensorflow.objective.gathering import COLLECTIVES
 from hvdtrain.backends.tensorflow.probes import count_frozen, find_comparing, values_of_first
 from hvdtrain.backends.tensorflow.reduction.broadcast import broadcast_variables
 from hvdtrain.backends.tensorflow.reduction.sharded_parameters import ShardedParameters

@@ -1,5 +1,6 @@
 """Rows of all workers in PyTorch; ``tensorflow/objective/gathering.py`` does the same for TensorFlow."""
 
+from functools import partial
 from typing import Any
 
 import horovod.torch as hvd
@@ -11,6 +12,7 @@ from torch.autograd.function import once_differentiable
 
 from hvdtrain.backends.objective import gathering
 from hvdtrain.backends.objective.gathering import horovods_own
+from hvdtrain.backends.objective.stateful_metrics import Collectives
 
 _Allgather: Any = mpi_ops.HorovodAllgather
 
@@ -79,3 +81,7 @@ class _Checked(_Allgather):
 
 
 mpi_ops.HorovodAllgather = _Checked
+# Horovod keeps the operations that this worker began and has not waited for
+COLLECTIVES = partial(
+    Collectives, hvd=hvd, to_tensor=torch.from_numpy, is_under_way=lambda: bool(mpi_ops._handle_map)
+)

@@ -15,7 +15,7 @@ from hvdtrain.backends.reduction.local_steps import OUTER_PREFIX, LocalStepBase,
 from hvdtrain.backends.steps import PartsBase, WholeModelStep
 from hvdtrain.backends.torch.batches import TorchBatch, TorchPending
 from hvdtrain.backends.torch.computation import Computation
-from hvdtrain.backends.torch.objective.metric_objects import COLLECTIVES
+from hvdtrain.backends.torch.objective.gathering import COLLECTIVES
 from hvdtrain.backends.torch.probes import count_frozen, find_comparing, values_of_first
 from hvdtrain.backends.torch.reduction.broadcast import broadcast_model, broadcast_tensors
 from hvdtrain.backends.torch.reduction.flat import as_reals
