@@ -87,8 +87,10 @@ class AgreementError(EnvironmentFault):
 class PeerLostError(EnvironmentFault):
     """A collective failed because another worker ended or does not answer, which ``names_worker`` says."""
 
-    def __init__(self, problem: str, remedy: str = "", *, names_worker: bool = False) -> None:
-        super().__init__(problem, remedy)
+    def __init__(
+        self, problem: str, remedy: str = "", *, everywhere: bool = False, names_worker: bool = False
+    ) -> None:
+        super().__init__(problem, remedy, everywhere=everywhere)
         self.names_worker = names_worker
 
 
@@ -137,11 +139,20 @@ class WorkerFailure(TrainingError):
 class JobEnded(HvdtrainError):
     """The driver of an elastic job ended it; ``speaks`` says whether this worker reports it."""
 
+    exit_code = EXIT_ENVIRONMENT
+
     def __init__(
-        self, problem: str, remedy: str = "", *, exit_code: int = EXIT_ENVIRONMENT, speaks: bool = False
+        self,
+        problem: str,
+        remedy: str = "",
+        *,
+        everywhere: bool = False,
+        exit_code: int = EXIT_ENVIRONMENT,
+        speaks: bool = False,
     ) -> None:
-        super().__init__(problem, remedy)
-        self.exit_code, self.speaks = exit_code, speaks
+        super().__init__(problem, remedy, everywhere=everywhere)
+        self.exit_code = exit_code
+        self.speaks = speaks
 
 
 class Stopped(BaseException):
