@@ -2,8 +2,12 @@
 
 import os
 import pickle
+import signal
+import sys
 import threading
 import time
+from functools import partial
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -73,9 +77,19 @@ class LossRaises(Sound):
         in_graph = type(outputs).__name__ == "SymbolicTensor"  # not so in the dry run
         is_torch = type(outputs).__module__.startswith("torch")
         if RANK == 1 and (in_graph or (is_torch and self.steps.number() == 2)):
-            about_to_fail()
-            raise ValueError("the flux capacitor is empty")
+            self.fail()
         return ((outputs - batch["targets"]) ** 2)[:, 0]
+
+    def fail(self):
+        about_to_fail()
+        raise_error()
+
+
+class Exits(LossRaises):
+    """In its place, the loss calls sys.exit()."""
+
+    def fail(self):
+        sys.exit(0)
 
 
 class DryRunRaises(Sound):
@@ -90,33 +104,21 @@ class DryRunRaises(Sound):
 
         return nn.Sequential(nn.Linear(INPUTS, OUTPUTS), Failing(), nn.BatchNorm1d(OUTPUTS))
 
-    def tf_model(self):
-        import keras
-
-        class Failing(keras.layers.Layer):
-            def call(self, x):
-                return x if keras.backend.is_keras_tensor(x) else about_to_raise(x)
-
-            def compute_output_shape(self, shape):
-                return shape
-
-        inputs = keras.Input((INPUTS,))
-        hidden = Failing()(keras.layers.Dense(OUTPUTS)(inputs))
-        return keras.Model(inputs, keras.layers.BatchNormalization()(hidden))
-
 
 def about_to_raise(x):
     if RANK == 1:
         about_to_fail()
-        raise ValueError("the flux capacitor is empty")
+        raise_error()
     return x
 
 
 class Samples:
-    """Samples made one by one, each in some time; on rank 1 one of them may raise."""
+    """Samples that are made one by one, each in some time; after so many on one rank, one of them fails."""
 
-    def __init__(self, arrays, seconds=0.0, raises_after=None):
-        self.arrays, self.seconds, self.raises_after, self.reads = arrays, seconds, raises_after, 0
+    def __init__(self, arrays, seconds=0.0, fails_after=None, rank=1, fail=None):
+        self.arrays, self.seconds, self.reads = arrays, seconds, 0
+        self.fails_after = fails_after if rank == RANK else None
+        self.fail = fail
 
     def __len__(self):
         return len(self.arrays["inputs"])
@@ -124,66 +126,50 @@ class Samples:
     def __getitem__(self, index):
         time.sleep(self.seconds)
         self.reads += 1
-        if RANK == 1 and self.reads == self.raises_after:
+        if self.reads == self.fails_after:
             about_to_fail()
-            raise ValueError("the flux capacitor is empty")
+            self.fail()
         return {name: array[index] for name, array in self.arrays.items()}
+
+
+def raise_error():
+    raise ValueError("the flux capacitor is empty")
 
 
 class DataRaises(Sound):
     """On rank 1 the data raises after some batches."""
 
     def train_data(self):
-        return Samples(super().train_data(), raises_after=60)
+        return Samples(super().train_data(), fails_after=60, fail=raise_error)
 
 
 class Slow(Sound):
     """Takes some 50 ms a step, and notes its process, so that a test can step in."""
 
     defaults = Sound.defaults | {"steps": 100_000}
+    failing = {}  # noqa: RUF012
 
     def train_data(self):
         Path(f"pid-{RANK}").write_text(str(os.getpid()))
-        return Samples(super().train_data(), seconds=0.025)
-
-
-class ForEver(Samples):
-    """Samples of which one, on rank 1, never comes, or ends the process with the code of success."""
-
-    ends, rank = False, 1
-
-    def __getitem__(self, index):
-        if self.rank == RANK and self.reads >= 120:
-            about_to_fail()
-            if self.ends:
-                os._exit(0)
-            time.sleep(600)
-        return super().__getitem__(index)
+        return Samples(super().train_data(), seconds=0.025, **self.failing)
 
 
 class DataWaits(Slow):
     """On rank 1 a sample never comes."""
 
-    def train_data(self):
-        return ForEver(super().train_data().arrays, seconds=0.025)
+    failing = {"fails_after": 121, "fail": partial(time.sleep, 600)}  # noqa: RUF012
 
 
 class Leaves(Slow):
     """On rank 1 the process ends with the code of success in the middle of training."""
 
-    def train_data(self):
-        data = ForEver(super().train_data().arrays, seconds=0.025)
-        data.ends = True
-        return data
+    failing = {"fails_after": 121, "fail": partial(os._exit, 0)}  # noqa: RUF012
 
 
-class LeavesAlone(Leaves):
+class LeavesAlone(Slow):
     """The only worker does so."""
 
-    def train_data(self):
-        data = super().train_data()
-        data.rank = 0
-        return data
+    failing = Leaves.failing | {"rank": 0}
 
 
 class ModelWaits(Slow):
@@ -253,12 +239,6 @@ class GradientNotANumber(Sound):
         outputs = model(batch["inputs"]) * batch["scale"]
         return (outputs**2).sum(1).sqrt(), {}
 
-    def tf_loss(self, model, batch):
-        import tensorflow as tf
-
-        outputs = model(batch["inputs"]) * batch["scale"]
-        return tf.sqrt(tf.reduce_sum(outputs**2, 1)), {}
-
 
 class Drifts(Sound):
     """On rank 1, PyTorch's bias changes by itself at step 4."""
@@ -279,27 +259,62 @@ class Drifts(Sound):
         return ((model(batch["inputs"]) - batch["targets"]) ** 2).mean(1), {}
 
 
-class Empty(Sound):
-    """No samples."""
-
-    samples = 0
-
-
-class NotesItsStart(Sound):
-    """Notes when the data is opened, shortly before something fails."""
+class BrokenModel(Sound):
+    """On rank 1 the model cannot be built; when data are opened, shortly before, is noted."""
 
     def train_data(self):
         about_to_fail()
         return super().train_data()
 
-
-class BrokenModel(NotesItsStart):
-    """On rank 1 the model cannot be built."""
-
     def torch_model(self):
         if RANK == 1:
             raise ValueError("no weights to start from")
         return super().torch_model()
+
+
+class LeavesThread(Sound):
+    """On rank 1 a thread stays that nobody ends."""
+
+    def train_data(self):
+        if RANK == 1:
+            threading.Thread(target=time.sleep, args=(600,), name="left behind").start()
+        return super().train_data()
+
+
+class KilledWhileSending(Sound):
+    """Rank 1 is killed in a step that has sent gradients of the last layers, and computes others."""
+
+    defaults = Sound.defaults | {"overlap": "true"}
+
+    def torch_model(self):
+        from torch import nn
+
+        model = nn.Sequential(nn.Linear(INPUTS, 1024), nn.Linear(1024, 1024), nn.Linear(1024, self.outputs))
+        passes = count()  # the first ones are not those of steps
+
+        def die(_):
+            if RANK == 1 and next(passes) == 8:
+                about_to_fail()
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        model[0].bias.register_hook(die)
+        return model
+
+
+class SavesSlowly(Sound):
+    """A checkpoint takes more seconds than the stall limit of test_jobs_end.py."""
+
+    def train_data(self):
+        from hvdtrain.checkpoints import storage
+
+        write = storage.write
+
+        def write_slowly(*args):
+            time.sleep(20)
+            return write(*args)
+
+        storage.write = write_slowly
+        return super().train_data()
 
 
 if __name__ == "__main__":

@@ -1,14 +1,11 @@
 """The disk fills up, fails or goes away while a run trains: training goes on, what was saved stays."""
 
-import errno
 import json
 import os
 import re
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -26,7 +23,6 @@ from support.resuming import (
 )
 
 from hvdtrain.checkpoints.storage import checkpoints_in, verify
-from hvdtrain.reporting.jsonl import AppendFile
 
 MEGABYTES = 8
 SAMPLE_SECONDS = 0.01
@@ -85,81 +81,47 @@ def fill(disk: Path, left: int) -> bool:
     return False
 
 
-def keep_full(disk: Path, job: started) -> None:
-    """Leave a disk no room for a checkpoint, but some for the logs, until a job ends."""
-    with paused(job):
-        fill(disk, left=300_000)
-    await_in(job, lambda: job.process.poll() is not None or fill(disk, left=300_000))
+def train(disk: Path, happen: Callable[[started], None], steps: int) -> tuple[Run, list[int]]:
+    """Train on a disk; let something happen to it once the checkpoint of step 10 is there.
 
-
-@dataclass(frozen=True)
-class After:
-    """What is left of a run whose disk something happened to.
-
-    Args:
-        run: the run; its files may be gone.
-        returncode: its exit code.
-        said: what it printed, in one line.
-        metrics: what is in metrics.jsonl.
-        steps: of the checkpoints that are listed; all of them verify.
-        unfinished: names of what is half written or half deleted beside them.
-        summary: what is in summary.json, if it is there.
+    Returns:
+        The run, and the steps of its checkpoints, all of which verify; nothing half written is left.
     """
-
-    run: Run
-    returncode: int
-    said: str
-    metrics: bytes
-    steps: list[int]
-    unfinished: list[str]
-    summary: dict | None
-
-
-def train(disk: Path, happen: Callable[[started], None], *options: str) -> After:
-    """Train on a disk; let something happen to it once the checkpoint of step 10 is there."""
-    command = command_for(1, "none", "Fit", "--framework", "torch", *OPTIONS, *options)
+    command = command_for(1, "none", "Fit", "--framework", "torch", *OPTIONS, "--steps", str(steps))
     checkpoints = disk / "run" / "checkpoints"
     with slow(command, disk, SAMPLE_SECONDS) as job:
         await_in(job, (checkpoints / "step-00000010").exists)
         happen(job)
         run = Run(disk / "run", job.wait(LIMIT_SECONDS))
-    summary, metrics = run.folder / "summary.json", run.folder / "metrics.jsonl"
     found = checkpoints_in(checkpoints)
-    return After(
-        run,
-        run.result.returncode,
-        said(run),
-        metrics.read_bytes() if metrics.exists() else b"",
-        [verify(path).manifest.step for path in found],
-        [path.name for path in checkpoints.iterdir() if path not in found],
-        json.loads(summary.read_text()) if summary.exists() else None,
-    )
-
-
-# --- no room for checkpoints any more, to the end
+    assert sorted(found) == sorted(checkpoints.iterdir())
+    assert trained_steps(run) == list(range(1, steps + 1))
+    return run, [verify(path).manifest.step for path in found]
 
 
 def test_a_full_disk_does_not_stop_training_and_leaves_the_newest_checkpoint():
+    """There is no room for checkpoints any more to the end, but some for the logs."""
+
+    def keep_full(job: started) -> None:
+        with paused(job):
+            fill(disk, left=300_000)
+        await_in(job, lambda: job.process.poll() is not None or fill(disk, left=300_000))
+
     with small_disk("tmpfs") as disk:
-        full = train(disk, partial(keep_full, disk), "--steps", str(STEPS))
-        assert trained_steps(full.run) == list(range(1, STEPS + 1))
-    assert (full.returncode, full.summary["status"]) == (3, "unsaved")
-    assert f"the checkpoint could not be written: step {STEPS}: No space left on device" in full.said
-    (newest,) = full.steps
+        full, (newest,) = train(disk, keep_full, STEPS)
+        summary, text = full.summary, said(full)
+    assert (full.result.returncode, summary["status"]) == (3, "unsaved")
+    assert f"the checkpoint could not be written: step {STEPS}: No space left on device" in text
     assert 10 <= newest < STEPS
-    assert full.unfinished == []
     failed = re.findall(
         r"cannot write the checkpoint of step (\d+): No space left on device \(\S+\); (\S+) is whole; "
         "training continues, the next save tries again",
-        full.said,
+        text,
     )
     assert failed == [(str(newest + 5), f"run/checkpoints/step-{newest:08d}")], "it is said once"
-    assert full.summary["failed_saves"] == (STEPS - newest) // 5
-    assert full.summary["save_error"].startswith(f"step {STEPS}: No space left on device")
-    assert full.summary["checkpoint"] == f"run/checkpoints/step-{newest:08d}"
-
-
-# --- no room for anything, then some again
+    assert summary["failed_saves"] == (STEPS - newest) // 5
+    assert summary["save_error"].startswith(f"step {STEPS}: No space left on device")
+    assert summary["checkpoint"] == f"run/checkpoints/step-{newest:08d}"
 
 
 def test_once_there_is_room_the_log_is_complete_and_the_next_save_succeeds():
@@ -182,8 +144,8 @@ def test_once_there_is_room_the_log_is_complete_and_the_next_save_succeeds():
         return {Path(name.rstrip(":")).name for name in re.findall(r"cannot write (?:the )?(\S+)", text)}
 
     with small_disk("ext4") as disk:
-        after = train(disk, fill_and_free, "--steps", str(LONG))
-        assert trained_steps(after.run) == list(range(1, LONG + 1))
+        after, saved = train(disk, fill_and_free, LONG)
+        summary = after.summary
     log, step = while_full
     *lines, rest = log.split(b"\n")
     assert rest == b"", "the log holds whole lines"
@@ -191,24 +153,9 @@ def test_once_there_is_room_the_log_is_complete_and_the_next_save_succeeds():
     assert steps == list(range(1, len(steps) + 1))
     assert len(steps) < LONG
     assert step < LONG
-    assert after.steps[-1] == LONG
-    assert after.returncode == 0
-    assert after.summary["failed_saves"] >= 1
-
-
-def test_what_waits_for_room_is_written_at_the_end_at_the_latest():
-    with small_disk("ext4") as disk:
-        log = AppendFile(disk / "log")
-        fill(disk, left=0)
-        manifest = b"x" * 5000
-        assert log.append(manifest).errno == errno.ENOSPC
-        assert log.path.read_bytes() == b""
-        (disk / "filler").unlink()
-        log.close()
-        assert log.path.read_bytes() == manifest
-
-
-# --- no room to resume
+    assert saved[-1] == LONG
+    assert after.result.returncode == 0
+    assert summary["failed_saves"] >= 1
 
 
 def test_without_room_for_its_own_files_a_run_does_not_begin_and_changes_nothing():

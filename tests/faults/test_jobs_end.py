@@ -4,28 +4,21 @@ import json
 from pathlib import Path
 
 import pytest
-from endings import SOON_SECONDS, ended, run_to_end, steps_logged, wait_until
-from support.jobs import launcher, started
+from endings import SOON_SECONDS, command_for, disturbed, end_of, run_to_end, slow, steps_logged
+from support.jobs import started
 
-TASKS = Path(__file__).with_name("ending_tasks.py")
-
-
-def command(controller: str, task: str, framework: str, *options: str, workers: int = 2) -> list[str]:
-    job = ["--framework", framework, "--task", f"{TASKS}:{task}", "--run-dir", "run", *options]
-    return [*launcher(workers, controller), "python", "-m", "hvdtrain", *job]
+ALONE = command_for(1, "none", "Sound", "--framework", "torch")
 
 
-@pytest.mark.parametrize(("framework", "controller"), [("torch", "gloo")])
-def test_a_thread_that_a_task_leaves_does_not_keep_a_completed_job(framework, controller, tmp_path):
-    ending = run_to_end(command(controller, "LeavesThread", framework), tmp_path)
+def test_a_thread_that_a_task_leaves_does_not_keep_a_completed_job(tmp_path):
+    ending = end_of(2, "gloo", "LeavesThread", "--framework", "torch", cwd=tmp_path)
     assert (ending.returncode, ending.summary["status"]) == (0, "completed")
     assert "rank 1: the job is done; 10 s later this process ends despite a thread" in ending.output
     assert "still running: left behind." in ending.output
 
 
-@pytest.mark.parametrize(("framework", "controller"), [("tf", "gloo")])
-def test_sys_exit_on_one_worker_fails_the_job_with_a_message(framework, controller, tmp_path):
-    ending = run_to_end(command(controller, "Exits", framework), tmp_path)
+def test_sys_exit_on_one_worker_fails_the_job_with_a_message(tmp_path):
+    ending = end_of(2, "gloo", "Exits", "--framework", "tf", cwd=tmp_path)
     assert ending.returncode == 4
     assert ending.output.count("hvdtrain: rank 1 on ") == 1
     assert "SystemExit: 0" in ending.output
@@ -35,7 +28,7 @@ def test_sys_exit_on_one_worker_fails_the_job_with_a_message(framework, controll
 
 @pytest.mark.parametrize("controller", ["gloo", "mpi"])
 def test_a_worker_that_is_killed_while_gradients_travel_ends_the_job(controller, tmp_path):
-    ending = run_to_end(command(controller, "KilledWhileSending", "torch"), tmp_path)
+    ending = end_of(2, controller, "KilledWhileSending", "--framework", "torch", cwd=tmp_path)
     assert ending.returncode not in (0, None)
     assert "in 2 parts during the backward pass" in ending.output
     assert 2 < steps_logged(tmp_path) < 9
@@ -43,7 +36,7 @@ def test_a_worker_that_is_killed_while_gradients_travel_ends_the_job(controller,
 
 
 def test_a_full_log_disk_does_not_end_a_job(tmp_path):
-    shell = " ".join(command("none", "Sound", "torch", workers=1)) + " > /dev/full"
+    shell = " ".join(ALONE) + " > /dev/full"
     ending = run_to_end(["sh", "-c", shell], tmp_path)
     assert (ending.returncode, ending.summary["status"]) == (0, "completed")
     assert steps_logged(tmp_path) == 20
@@ -51,7 +44,7 @@ def test_a_full_log_disk_does_not_end_a_job(tmp_path):
 
 
 def test_a_job_without_standard_files_trains_and_its_files_are_its_own(tmp_path):
-    shell = " ".join(command("none", "Sound", "torch", workers=1)) + " <&- >&- 2>&-"
+    shell = " ".join(ALONE) + " <&- >&- 2>&-"
     ending = run_to_end(["sh", "-c", shell], tmp_path)
     assert (ending.returncode, ending.summary["status"]) == (0, "completed")
     assert steps_logged(tmp_path) == 20
@@ -61,22 +54,22 @@ def test_a_job_without_standard_files_trains_and_its_files_are_its_own(tmp_path)
 STALL = {"HOROVOD_STALL_CHECK_TIME_SECONDS": "5", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "12"}
 
 
-@pytest.mark.parametrize(("framework", "controller"), [("torch", "mpi")])
-def test_a_last_save_that_takes_longer_than_the_stall_limit_is_waited_for(framework, controller, tmp_path):
-    slow = command(controller, "SavesSlowly", framework, "--set", "save_every=null")
-    ending = run_to_end(slow, tmp_path, **STALL)
+def test_a_last_save_that_takes_longer_than_the_stall_limit_is_waited_for(tmp_path):
+    slow_save = command_for(2, "mpi", "SavesSlowly", "--framework", "torch", "--set", "save_every=null")
+    ending = run_to_end(slow_save, tmp_path, **STALL)
     assert (ending.returncode, ending.summary["status"]) == (0, "completed")
     assert "until the checkpoint of step 20 was written" in ending.output
 
 
 def test_a_run_directory_that_is_replaced_ends_the_job_and_is_not_written_to(tmp_path):
     run, moved = tmp_path / "run", tmp_path / "moved"
-    with started(command("gloo", "Slow", "tf"), tmp_path) as job:
-        wait_until(lambda: steps_logged(tmp_path) > 5)
+
+    def replace(_: started) -> None:
         run.rename(moved)
         run.mkdir()
         (run / "other").touch()
-        ending = ended(job, tmp_path)
+
+    ending = disturbed(slow("tf", "gloo"), tmp_path, replace, steps=6)
     assert ending.returncode == 3
     assert ending.output.count("replaced by another one while training; training stopped at step") == 1
     assert [path.name for path in run.iterdir()] == ["other"]

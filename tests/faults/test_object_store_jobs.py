@@ -120,7 +120,7 @@ def test_a_last_state_that_is_not_in_the_store_is_no_success_and_is_uploaded_lat
     host.hold_at(7)
     with host.start(command) as job:
         await_in(job, lambda: 5 in saved_at(store, prefix))
-        store.proxy.refused = b"/checkpoints/"
+        store.proxy.refused = "/checkpoints/"
         host.release()
         await_in(job, lambda: "uploading to" in job.result().output)
         os.kill(job.process.pid, signal.SIGTERM)  # from then on it waits for 30 s in place of 60 s

@@ -3,14 +3,11 @@
 import os
 import re
 import signal
-import socket
 
 import psutil
 import pytest
-from endings import SOON_SECONDS, TASKS, command_for, end_of, ended, steps_logged, wait_until
+from endings import HOST, disturbed, slow
 from support.jobs import is_running, started
-
-READERS = ("--read-workers", "2")
 
 
 def readers_of(job: started) -> dict[int, list[int]]:
@@ -31,47 +28,24 @@ def shared_memory() -> set[str]:
     return {name for name in os.listdir("/dev/shm") if name.startswith(("psm_", "hvdtrain"))}
 
 
-def kill(framework: str, controller: str, whom: str, cwd) -> tuple:
-    """Kill a reader or its worker in the middle of a job; give how the job ended, and its readers."""
-    command = command_for(2, controller, "Slow", "--framework", framework, *READERS)
-    with started(command, cwd) as job:
-        wait_until(lambda: steps_logged(cwd) >= 3)
-        readers = readers_of(job)
-        worker = int((cwd / "pid-1").read_text())
+@pytest.mark.parametrize(("controller", "whom"), [("mpi", "reader"), ("gloo", "worker")])
+def test_a_killed_reader_ends_the_job_with_a_message_and_readers_end_with_their_worker(
+    controller, whom, tmp_path
+):
+    before, readers = shared_memory(), {}
+
+    def kill(job: started) -> None:
+        readers.update(readers_of(job))
+        worker = int((tmp_path / "pid-1").read_text())
         os.kill(readers[worker][0] if whom == "reader" else worker, signal.SIGKILL)
-        return ended(job, cwd), readers
 
-
-@pytest.mark.parametrize(("framework", "controller"), [("torch", "mpi")])
-def test_a_killed_reader_ends_the_job_with_a_message(framework, controller, tmp_path):
-    before = shared_memory()
-    ending, readers = kill(framework, controller, "reader", tmp_path)
-    assert [len(pids) for pids in readers.values()] == [2, 2]
-    assert ending.returncode == 3
-    (line,) = re.findall(r"^hvdtrain: .*", ending.output, re.MULTILINE)
-    assert re.match(
-        rf"hvdtrain: rank 1 on {socket.gethostname()}: reader process \d+ was killed \(SIGKILL\)", line
-    )
-    assert "Traceback" not in ending.output
-    assert shared_memory() == before
-
-
-def test_readers_of_a_killed_worker_end_with_it(tmp_path):
-    ending, readers = kill("torch", "gloo", "worker", tmp_path)
-    assert ending.returncode != 0
+    ending = disturbed(slow("torch", controller, "--read-workers", "2"), tmp_path, kill)
     assert [len(pids) for pids in readers.values()] == [2, 2]
     assert [pid for pids in readers.values() for pid in pids if is_running(pid)] == []
-
-
-@pytest.mark.parametrize(("framework", "controller"), [("torch", "gloo")])
-def test_what_a_data_set_raises_in_a_reader_ends_the_job_as_in_a_thread(framework, controller, tmp_path):
-    options = ("--framework", framework, "--read-workers", "1")
-    ending = end_of(2, controller, "DataRaises", *options, cwd=tmp_path)
-    assert ending.returncode == 4
-    (line,) = re.findall(r"^hvdtrain: .*", ending.output, re.MULTILINE)
-    assert line.startswith(f"hvdtrain: rank 1 on {socket.gethostname()}: training failed at step ")
-    assert re.search(r"ValueError: the flux capacitor is empty \(sample \d+\)$", line)
-    assert ending.output.count("Traceback (most recent call last)") == 1
-    assert f'File "{TASKS}", line ' in ending.output
-    assert ending.summary["status"] == "failed"
-    assert ending.seconds_since_failure() < SOON_SECONDS
+    if whom == "worker":
+        assert ending.returncode != 0
+        return
+    assert ending.returncode == 3
+    assert re.match(rf"rank 1 on {HOST}: reader process \d+ was killed \(SIGKILL\)", ending.message)
+    assert "Traceback" not in ending.output
+    assert shared_memory() == before

@@ -3,65 +3,54 @@
 import json
 import os
 import signal
-import time
 from pathlib import Path
 
 import pytest
-from endings import SOON_SECONDS, Ending, command_for, ended, steps_logged, wait_until
-from support import pool
+from endings import (
+    SOON_SECONDS,
+    Ending,
+    command_for,
+    disturbed,
+    run_to_end,
+    signalled,
+    slow,
+    steps_logged,
+    wait_until,
+)
 from support.jobs import FRAMEWORKS, started
 from support.pool import command, controller_of
 
-
-def slow(framework: str, controller: str) -> list[str]:
-    workers = 1 if controller == "none" else 2
-    return command_for(workers, controller, "Slow", "--framework", framework, "--save-every", "1000")
+RARELY = ("--save-every", "1000")
 
 
 def checkpoints(folder: Path) -> list[str]:
     return sorted(path.name for path in (folder / "run" / "checkpoints").glob("step-*"))
 
 
-def trains_on(folder: Path) -> None:
-    """Wait until a job has done some more steps."""
-    before = steps_logged(folder)
-    wait_until(lambda: steps_logged(folder) >= before + 3)
-
-
-def asked_to_stop(command: list[str], folder: Path, number: int, rank: int | None = None):
-    """Signal a job, or one worker of it, while it trains; give its ending and the seconds it took."""
-    with started(command, folder) as job:
-        trains_on(folder)
-        begun = time.time()
-        os.kill(job.process.pid if rank is None else int((folder / f"pid-{rank}").read_text()), number)
-        ending = ended(job, folder)
-    return ending, ending.ended - begun
-
-
-def assert_stopped_in_order(ending: Ending) -> int:
+def assert_stopped_in_order(ending: Ending, returncode: int = 75) -> int:
     """Check what a job left that stopped on request; give the step where it stopped."""
-    assert ending.returncode == 75, ending.output
+    assert ending.returncode == returncode, ending.output
     assert ending.summary["status"] == "stopped"
     step = ending.summary["steps"]
     assert step >= 3
-    newest = checkpoints(ending.folder)[-1]
-    assert int(newest.removeprefix("step-")) == step
-    assert ending.summary["checkpoint"].endswith(newest)
+    assert ending.summary["checkpoint"] == f"run/checkpoints/step-{step:08d}"
+    assert checkpoints(ending.folder)[-1] == f"step-{step:08d}"
+    assert ending.seconds < SOON_SECONDS
     return step
 
 
 def test_sigusr1_saves_and_sigterm_stops_with_75_and_the_same_command_goes_on(tmp_path):
     """In TensorFlow; the others signal launchers, which know no framework."""
-    command = slow("tf", "gloo")
-    with started(command, tmp_path) as job:
-        trains_on(tmp_path)
+
+    def save_and_stop(job: started) -> None:
         os.kill(job.process.pid, signal.SIGUSR1)
         wait_until(lambda: checkpoints(tmp_path))
-        trains_on(tmp_path)
-        begun = time.time()
+        steps = steps_logged(tmp_path)
+        wait_until(lambda: steps_logged(tmp_path) >= steps + 3)
         os.kill(job.process.pid, signal.SIGTERM)
-        ending = ended(job, tmp_path)
-    assert ending.ended - begun < SOON_SECONDS
+
+    words = slow("tf", "gloo", *RARELY)
+    ending = disturbed(words, tmp_path, save_and_stop)
     step = assert_stopped_in_order(ending)
     saved = checkpoints(tmp_path)
     assert len(saved) == 2
@@ -70,19 +59,16 @@ def test_sigusr1_saves_and_sigterm_stops_with_75_and_the_same_command_goes_on(tm
         assert sign not in ending.output, "it does not look like a crash"
     assert "horovodrun: the workers stopped on request" in ending.output
 
-    words = command[command.index("hvdtrain") + 1 :]
-    result = pool.command(2, "gloo", "tf", *words, "--steps", str(step + 3), "--resume", cwd=tmp_path)
+    again = (*words[words.index("hvdtrain") + 1 :], "--steps", str(step + 3), "--resume")
+    result = command(2, "gloo", "tf", *again, cwd=tmp_path)
     assert result.returncode == 0, result.output
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["steps"] == step + 3
-    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
-    steps = [manifest["step"] for manifest in map(json.loads, lines) if manifest["phase"] == "train"]
-    assert steps == list(range(1, step + 4))
+    lines = map(json.loads, (tmp_path / "run" / "metrics.jsonl").read_text().splitlines())
+    assert [line["step"] for line in lines if line["phase"] == "train"] == list(range(1, step + 4))
 
 
 def test_one_worker_that_is_asked_stops_all_of_them(tmp_path):
-    ending, seconds = asked_to_stop(slow("torch", "gloo"), tmp_path, signal.SIGTERM, rank=1)
-    assert_stopped_in_order(ending)
-    assert seconds < SOON_SECONDS
+    assert_stopped_in_order(signalled(slow("torch", "gloo", *RARELY), tmp_path, signal.SIGTERM, rank=1))
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
@@ -99,12 +85,24 @@ def test_max_time_stops_all_workers_at_a_step_and_the_run_can_be_resumed(framewo
 
 @pytest.mark.parametrize("controller", ["mpirun", "mpi"], ids="torch-{}".format)
 def test_sigusr2_to_a_launcher_stops_in_order(controller, tmp_path):
-    ending, seconds = asked_to_stop(slow("torch", controller), tmp_path, signal.SIGUSR2)
-    assert_stopped_in_order(ending)
-    assert seconds < SOON_SECONDS
+    assert_stopped_in_order(signalled(slow("torch", controller, *RARELY), tmp_path, signal.SIGUSR2))
 
 
 @pytest.mark.parametrize("controller", ["mpi", "gloo"])
 def test_a_launcher_that_is_killed_leaves_no_worker(controller, tmp_path):
-    _, seconds = asked_to_stop(slow("torch", controller), tmp_path, signal.SIGKILL)
-    assert seconds < SOON_SECONDS
+    assert signalled(slow("torch", controller), tmp_path, signal.SIGKILL).seconds < SOON_SECONDS
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_when_torchrun_is_stopped_or_killed_its_workers_save_and_end(number, tmp_path):
+    ending = signalled(slow("torch", "torchrun"), tmp_path, number)
+    assert_stopped_in_order(ending, returncode=1 if number == signal.SIGTERM else -signal.SIGKILL)
+    assert number == signal.SIGKILL or ending.output.count("SIGTERM came at step") == 1
+
+
+def test_torchrun_refuses_tensorflow_with_the_launcher_that_starts_it(tmp_path):
+    ending = run_to_end(command_for(2, "torchrun", "Sound", "--framework", "tf"), tmp_path)
+    assert ending.returncode == 1
+    assert ending.output.count("hvdtrain: rank ") == 1
+    assert "torchrun starts workers of PyTorch alone" in ending.output
+    assert "horovodrun -np 2" in ending.output

@@ -4,13 +4,11 @@ import os
 import re
 import signal
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from endings import SOON_SECONDS, Ending, command_for, ended, steps_logged, wait_until
-from support.jobs import started
+from endings import SOON_SECONDS, signalled, slow, wait_until
+from support.jobs import LIMIT_SECONDS, started
 
 from hvdtrain.errors import Interrupted
 from hvdtrain.jobs.failures import interruptible
@@ -18,30 +16,10 @@ from hvdtrain.jobs.failures import interruptible
 IN_TERMINAL = [sys.executable, str(Path(__file__).with_name("in_terminal.py"))]
 
 
-def stopped(command: list[str], cwd: Path, stop: Callable[[started], None]) -> tuple[Ending, float]:
-    """Start a slow job, stop it while it trains, and give its ending and the seconds it took to end."""
-    with started(command, cwd) as job:
-        wait_until(lambda: steps_logged(cwd) >= 3)
-        begun = time.time()
-        stop(job)
-        ending = ended(job, cwd)
-    return ending, ending.ended - begun
-
-
-def slow(framework: str, controller: str) -> list[str]:
-    return command_for(1 if controller == "none" else 2, controller, "Slow", "--framework", framework)
-
-
-KILLED = [("torch", "mpi"), ("torch", "gloo")]
-
-
-@pytest.mark.parametrize(("framework", "controller"), KILLED)
+@pytest.mark.parametrize(("framework", "controller"), [("torch", "mpi"), ("torch", "gloo")])
 def test_a_killed_worker_ends_the_job_soon_and_is_named(framework, controller, tmp_path):
-    def kill(_: started) -> None:
-        os.kill(int((tmp_path / "pid-1").read_text()), signal.SIGKILL)
-
-    ending, seconds = stopped(slow(framework, controller), tmp_path, kill)
-    assert seconds < SOON_SECONDS
+    ending = signalled(slow(framework, controller), tmp_path, signal.SIGKILL, rank=1)
+    assert ending.seconds < SOON_SECONDS
     assert ending.returncode == 128 + signal.SIGKILL
     assert re.search(r"rank 1[^.]*\ssignal\s9|worker 1 .*exit code 137", ending.output)
     assert "Traceback" not in ending.output
@@ -52,23 +30,21 @@ def test_a_killed_worker_ends_the_job_soon_and_is_named(framework, controller, t
 
 # It kills its workers 0.3 s after it has sent them SIGTERM, which may be too soon on a busy machine
 TRIES_OF_MPIRUN = 5
-INTERRUPTED = [("torch", "none"), ("torch", "mpirun"), ("tf", "gloo")]
 
 
-@pytest.mark.parametrize(("framework", "controller"), INTERRUPTED)
+@pytest.mark.parametrize(
+    ("framework", "controller"), [("torch", "none"), ("torch", "mpirun"), ("tf", "gloo")]
+)
 def test_ctrl_c_ends_all_workers_soon_and_says_once_where_training_stood(
     framework, controller, tmp_path_factory
 ):
-    def press_ctrl_c(job: started) -> None:
-        os.kill(job.process.pid, signal.SIGUSR1)
-
     is_mpirun = controller == "mpirun"  # which gets Ctrl-C itself, and sends its workers SIGTERM
     for _ in range(TRIES_OF_MPIRUN if is_mpirun else 1):
         folder = tmp_path_factory.mktemp("job")
-        ending, seconds = stopped([*IN_TERMINAL, *slow(framework, controller)], folder, press_ctrl_c)
+        ending = signalled([*IN_TERMINAL, *slow(framework, controller)], folder, signal.SIGUSR1)
         if (folder / "run" / "summary.json").exists() and " at step " in ending.output:
             break
-    assert seconds < SOON_SECONDS
+    assert ending.seconds < SOON_SECONDS
     assert ending.returncode == (1 if is_mpirun else 130)
     why = "(?:interrupted by SIGTERM|SIGTERM came)" if is_mpirun else "interrupted by SIGINT"
     place = r"at step ([\d,]+) of 100,000 \(epoch [\d.]+\), run directory run"
@@ -89,3 +65,29 @@ def test_an_error_that_a_signal_sets_off_counts_as_the_signal():
     with pytest.raises(Interrupted) as caught, interruptible() as signals, signals.signals_take_precedence():
         interrupted_natively()
     assert caught.value.signal_number == signal.SIGTERM
+
+
+LAUNCHES = """
+import time
+import hvdtrain
+
+def work():
+    print("WORKING", flush=True)
+    time.sleep(1000)
+
+try:
+    hvdtrain.launch(work, controller="{controller}")
+except KeyboardInterrupt:
+    print("INTERRUPTED")
+"""
+
+
+@pytest.mark.parametrize(("controller", "number"), [("gloo", signal.SIGINT), ("mpi", signal.SIGKILL)])
+def test_workers_that_a_script_launches_end_with_it(controller, number, tmp_path):
+    (tmp_path / "job.py").write_text(LAUNCHES.format(controller=controller))
+    with started(["python", "job.py"], tmp_path) as job:
+        wait_until(lambda: job.result().stdout.count("WORKING") == 2)
+        os.kill(job.process.pid, number)
+        result = job.wait(LIMIT_SECONDS)
+        wait_until(lambda: not job.pids())
+    assert number == signal.SIGKILL or (result.returncode, "INTERRUPTED" in result.stdout) == (0, True)

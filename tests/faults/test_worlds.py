@@ -14,10 +14,11 @@ from collections.abc import Iterator, Sequence
 import pytest
 from horovod.runner.common.util.hosts import HostInfo, get_host_assignments
 from support import world_member
+from support.elastic_driver import world
 from support.jobs import environment
 
 from hvdtrain.backends import torchrun
-from hvdtrain.workers.world import World, world_key
+from hvdtrain.workers.world import world_key
 
 START_SECONDS = 300
 ANSWER_SECONDS = 90  # of Gloo's 120: nothing here may end by its timeout
@@ -28,16 +29,12 @@ LARGE = {"length": 4_000_000, "times": 500}  # many seconds
 class Member:
     """One worker process."""
 
-    def __init__(self, framework: str) -> None:
+    def __init__(self) -> None:
         variables = {"HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo", "OMP_NUM_THREADS": "1"}
-        limits = {
-            "HOROVOD_GLOO_TIMEOUT_SECONDS": "120",
-            "HOROVOD_LOG_LEVEL": "fatal",
-            "HOROVOD_GLOO_IFACE": "lo",
-        }
+        variables |= {"HOROVOD_GLOO_TIMEOUT_SECONDS": "120", "HOROVOD_GLOO_IFACE": "lo"}
         self.process = subprocess.Popen(
-            [sys.executable, world_member.__file__, framework],
-            env=environment(**variables, **limits),
+            [sys.executable, world_member.__file__],
+            env=environment(**variables, HOROVOD_LOG_LEVEL="fatal"),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -76,20 +73,10 @@ class Worlds:
         )
         self._server.init(get_host_assignments([HostInfo("localhost", len(members))], len(members)))
         for rank, member in enumerate(members):
-            world = World(
-                generation=self._generation,
-                rank=rank,
-                size=len(members),
-                local_rank=rank,
-                local_size=len(members),
-                cross_rank=0,
-                cross_size=1,
-                host="localhost",
-                store=("127.0.0.1", port or self._server.server_address[1]),
-                one_host=True,
-                salt=salt,
-            )
-            member.order("enter", world=world.model_dump())
+            store = ("127.0.0.1", port or self._server.server_address[1])
+            place = {"host": "localhost", "store": store, "salt": salt, "members": ()}
+            entered = world(self._generation, rank, len(members), **place)
+            member.order("enter", world=entered.model_dump())
 
     def form(self, *members: Member) -> None:
         """Order members into the next world, and check that they are in it and sum right."""
@@ -122,9 +109,9 @@ def assert_lost(members: Sequence[Member], since: float) -> None:
     leave(*members, broken=True)
 
 
-@pytest.fixture(params=["torch"])
-def members(request) -> Iterator[list[Member]]:
-    processes = [Member(request.param) for _ in range(3)]
+@pytest.fixture
+def members() -> Iterator[list[Member]]:
+    processes = [Member() for _ in range(3)]
     try:
         for member in processes:
             assert member.answer(START_SECONDS) == {"up": True}
@@ -138,9 +125,9 @@ def members(request) -> Iterator[list[Member]]:
 
 def come_and_go(worlds: Worlds, a: Member, b: Member, c: Member) -> dict:
     """Return what the last one to leave had open."""
-    for world in ((a,), (a, b), (b, c, a), (b,), (a, c), (a, b, c)):
-        worlds.form(*world)
-        left = leave(*world)[-1]
+    for several in ((a,), (a, b), (b, c, a), (b,), (a, c), (a, b, c)):
+        worlds.form(*several)
+        left = leave(*several)[-1]
     return left
 
 
@@ -224,7 +211,7 @@ def test_workers_live_through_worlds_in_which_others_come_and_go(members):
         wait_for_a_silent_store(worlds, a)
         last = come_and_go(worlds, a, b, c)
         assert last["files"] <= first["files"]
-        assert last["threads"] <= first["threads"] + 2  # TensorFlow starts threads as it needs them
+        assert last["threads"] <= first["threads"] + 2
         kill_in_a_sum(worlds, a, b, c)
     finally:
         worlds.close()

@@ -1,15 +1,12 @@
 """Training that went wrong is never reported as right: losses that are no numbers, replicas that drift."""
 
 import json
-import socket
 
 import numpy as np
-from endings import Ending, end_of
+from endings import HOST, Ending, end_of
 
 from hvdtrain.checkpoints.storage import checkpoints_in, step_of, verify
 from hvdtrain.data.order import ShuffledOrder
-
-HOST = socket.gethostname()
 
 
 def step_of_sample(index: int) -> int:

@@ -9,7 +9,7 @@ from support.jobs import FRAMEWORKS
 
 # Tests of faults that run in turn with those of the other folders: they use the same pools, torchrun's port,
 # or look at the shared memory of the whole machine.
-IN_TURN = ("test_mistakes.py", "test_requeued.py", "test_torchrun.py", "test_reader_faults.py")
+IN_TURN = ("test_mistakes.py", "test_requeued.py", "test_reader_faults.py")
 # Files of the other folders that use that port or that memory, or prepare what tests of both frameworks need.
 UNDIVIDED = (
     "test_ema.py", "test_images_task.py", "test_launchers.py", "test_reading.py", "test_resume_anywhere.py",
@@ -28,13 +28,13 @@ SECONDS = {
     POOLS: 1600,
     POOLS_OF_TENSORFLOW: 1000,
     "faults/test_elastic_jobs": 70,
-    "faults/test_first_batch_fails": 40,
     "faults/test_jobs_end": 70,
     "faults/test_killed_while_saving": 60,
-    "faults/test_launch_ends": 30,
     "faults/test_liveness": 80,
     "faults/test_never_arrives": 50,
     "faults/test_object_store_jobs": 130,
+    "faults/test_one_worker_fails": 90,
+    "faults/test_stopped": 70,
     "faults/test_strangers": 20,
     "faults/test_tracked_elastic": 20,
     "faults/test_worlds": 50,

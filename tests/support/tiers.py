@@ -36,14 +36,13 @@ KEPT = (
     r"test_stages\.py::test_(stages_draw.*tf|what_would.*OwnForward)",
     r"test_streams\.py::test_(dealt|what_a_stream)",
     r"test_damage\.py",
-    r"test_disagreement\.py",
+    r"test_one_worker_fails\.py::test_(options|a_parameter|an_error.*DataRaises)",
     r"test_elastic_jobs\.py::test_workers_are_killed.*evaluation",
     r"test_jobs_end\.py::test_a_(worker.*gloo|full)",
     r"test_liveness\.py::test_a_frozen.*torch",
     r"test_mistakes\.py",
     r"test_requeued\.py::test_(max_time.*torch|sigusr2.*mpirun)",
     r"test_stopped\.py::(.*torch-gloo|.*torch-none|test_an_error)",
-    r"test_worker_raises\.py::.*DataRaises",
     r"test_wrong_numbers\.py::.*nan",
 )
 _PATTERN = re.compile("|".join(KEPT))

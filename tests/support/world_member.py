@@ -1,4 +1,4 @@
-"""A worker that enters and leaves the worlds that a test orders: ``python world_member.py FRAMEWORK``.
+"""A worker that enters and leaves the worlds that a test orders: ``python world_member.py``.
 
 Orders come as lines of JSON on standard input, and each is answered by one line. The training thread does
 them in turn, except ``abort``, which the thread that reads does at once, as that of an elastic job does.
@@ -9,9 +9,12 @@ import os
 import queue
 import sys
 import threading
-from importlib import import_module
 from types import SimpleNamespace
 
+import horovod.torch as hvd
+import torch
+
+from hvdtrain.backends.torch.objective.gathering import COLLECTIVES
 from hvdtrain.backends.workers import HorovodWorkers, abort_collectives, peer_errors
 from hvdtrain.errors import HvdtrainError
 from hvdtrain.workers.world import World
@@ -19,42 +22,17 @@ from hvdtrain.workers.world import World
 KEY = "5e" * 32
 
 
-def reduction(framework: str, hvd):
-    """Return a function that sums a vector over the workers; in TensorFlow, one traced function for ever."""
-    if framework == "torch":
-        import torch
-
-        return lambda length, value: hvd.allreduce(torch.full((length,), value), op=hvd.Sum, name="sum")[-1]
-    import tensorflow as tf
-
-    @tf.function(input_signature=[tf.TensorSpec([None], tf.float32)])
-    def total(vector):
-        return hvd.allreduce(vector, op=hvd.Sum, name="sum")
-
-    def summed(length, value):
-        result = total(tf.fill([length], value))[-1]
-        assert total.experimental_get_tracing_count() == 1
-        return result
-
-    return summed
-
-
 class Member:
     """What the training thread does."""
 
-    def __init__(self, framework: str) -> None:
-        hvd = import_module("horovod.torch" if framework == "torch" else "horovod.tensorflow")
-        collectives = import_module(
-            f"hvdtrain.backends.{'torch' if framework == 'torch' else 'tensorflow'}.objective.gathering"
-        )
+    def __init__(self) -> None:
         hvd.init()
 
         def enter(world):
             os.environ.update(world.environment(KEY))
 
         membership = SimpleNamespace(least=1, most=8, enter=enter)
-        self._workers = HorovodWorkers(hvd, collectives.COLLECTIVES(), membership)
-        self._sum = reduction(framework, hvd)
+        self._workers = HorovodWorkers(hvd, COLLECTIVES(), membership)
 
     def enter(self, order: dict) -> dict:
         self._workers.restart(World.model_validate(order["world"]))
@@ -63,8 +41,10 @@ class Member:
     def sum(self, order: dict) -> dict:
         with peer_errors():
             for _ in range(order["times"]):
-                result = float(self._sum(order["length"], order["value"]))
-        return {"sum": result}
+                result = hvd.allreduce(
+                    torch.full((order["length"],), order["value"]), op=hvd.Sum, name="sum"
+                )[-1]
+        return {"sum": float(result)}
 
     def leave(self, order: dict) -> dict:
         self._workers.leave(broken=order["broken"])
@@ -90,7 +70,7 @@ def main() -> None:
         print(json.dumps(values), file=answers, flush=True)
 
     orders: queue.Queue[dict] = queue.Queue()
-    member = Member(sys.argv[1])
+    member = Member()
     threading.Thread(target=read_orders, args=(orders,), daemon=True).start()
     answer(up=True)
     while True:
