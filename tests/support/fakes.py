@@ -112,25 +112,57 @@ class DeviceBatch(HostBatch):
         return Samples(self.indices, self.weights, self.range_samples)
 
 
-class FakeBackend:
-    """A backend whose loss is the step's number; it logs its calls and holds arrays as its state.
+class StubBackend:
+    """What no backend of tests has: a device, recorders, averaged weights, parts that train for a time."""
 
-    What workers signal is summed over all of them, as the vector that real backends reduce is.
+    model: Any = None
 
-    Args:
-        workers: the workers.
-        parameters: the state's arrays by portable name.
-        losses: the loss of a step in place of its number.
-        unused_at: steps in which this worker has an unused parameter.
-        eval_losses: losses of the evaluations, in order, in place of the mean target.
+    def __init__(self, workers) -> None:
+        self.workers = workers
+        self.replica_state = ReplicaState(None, workers, None, list)
+
+    def to_device(self, batches):
+        return map(DeviceBatch.of, batches)
+
+    def find_comparing(self, batch, training) -> str:
+        return ""
+
+    def recorder(self):
+        raise NotImplementedError("a profile")
+
+    def device_memory(self) -> DeviceMemory | None:
+        return None
+
+    def restart_clock(self) -> None:
+        pass
+
+    def ema_weights(self):
+        return nullcontext()
+
+    def sync_statistics(self) -> list[str]:
+        return []
+
+    def trained_change(self):
+        return (), (), ()
+
+    def trained_state(self) -> None:
+        return None
+
+    def close(self) -> None:
+        pass
+
+
+class FakeBackend(StubBackend):
+    """A backend whose loss is the step's number, or as given; it logs its calls and holds arrays as its state.
+
+    What workers signal is summed over all of them. ``unused_at`` are steps in which this one has an unused
+    parameter; ``eval_losses`` come in order, in place of the mean target.
     """
 
-    model = None
     info = BackendInfo("Fake 1.0 on the desk", {"Fake": "1.0"})
 
     def __init__(self, workers, parameters=None, *, losses=None, unused_at=(), eval_losses=()) -> None:
-        self.workers = workers
-        self.replica_state = ReplicaState(None, workers, None, list)
+        super().__init__(workers)
         self.state = dict(parameters or {"model/a/kernel": np.zeros((2, 3), np.float32)})
         self.calls: list[str] = []
         self.rates: list[float] = []
@@ -146,33 +178,23 @@ class FakeBackend:
         shapes = {n: a.shape for n, a in self.state.items() if n.startswith("model/")}
         return ModelInfo(shapes, 0, "fp32, sent uncompressed")
 
-    def to_device(self, batches):
-        return map(DeviceBatch.of, batches)
-
     def dry_run(self, batch, training):
         return DryRun(None, {})
 
     def train_step(self, batch, learning_rate, signals=NO_SIGNALS):
+        vector = [*self._train(batch, learning_rate, batch.total_weight), *self._summed(signals)]
+        return self._trained(vector, batch.total_weight)
+
+    def _train(self, batch, learning_rate, weight) -> list[float]:
+        """Count a step; return its sum of losses and what it finds."""
         self._number = number = batch.step + 1
         self.calls.append(f"train {number}")
         self.rates.append(learning_rate)
-        loss = self._losses.get(number, float(number)) * batch.total_weight
-        unused = int(number in self._unused_at)
+        return [self._losses.get(number, float(number)) * weight, *findings(number in self._unused_at)]
+
+    def _trained(self, vector, weight):
         names = ("model/branch/kernel",) if self.workers.rank else ()
-        vector = [loss, *findings(unused), *self._summed(signals)]
-        return self._pending("train", StepMetrics.from_vector(["loss"], vector, batch.total_weight, names))
-
-    def synchronize(self):
-        raise NotImplementedError("a job without local steps")
-
-    def find_comparing(self, batch, training):
-        return ""
-
-    def recorder(self):
-        raise NotImplementedError("a profile")
-
-    def device_memory(self) -> DeviceMemory | None:
-        return None
+        return self._pending("train", StepMetrics.from_vector(["loss"], vector, weight, names))
 
     def restart_clock(self) -> None:
         self.clocks.append(len(self.calls))
@@ -201,24 +223,9 @@ class FakeBackend:
         gathered = self.workers.allgather_object(tuple(signals))
         return tuple(sum(numbers) for numbers in zip(*gathered, strict=True))
 
-    def ema_weights(self):
-        return nullcontext()
-
     def sync_statistics(self) -> list[str]:
         self.calls.append("average")
         return []
-
-    def trained_change(self):
-        return (), (), ()
-
-    def follow_trained(self, kept=None) -> int:
-        raise AssertionError("nothing has changed")
-
-    def undone_step(self, batch, learning_rate, signals) -> None:
-        raise AssertionError("nothing has changed")
-
-    def trained_state(self) -> None:
-        return None
 
     def parameter_checksums(self) -> list[tuple[str, int]]:
         self.calls.append("compare")
@@ -256,9 +263,6 @@ class FakeBackend:
     def broadcast_state(self, root) -> None:
         self.state = self.workers.broadcast_object(self.state, root)
 
-    def close(self) -> None:
-        pass
-
 
 class FakeLocalBackend(FakeBackend):
     """One whose steps are local: their sums and signals travel when the workers synchronise."""
@@ -268,15 +272,8 @@ class FakeLocalBackend(FakeBackend):
         self._window: list[tuple[float, ...]] = []
 
     def train_step(self, batch, learning_rate, signals=NO_SIGNALS):
-        self._number = number = batch.step + 1
-        self.calls.append(f"train {number}")
-        self.rates.append(learning_rate)
         own = float(batch.weights.sum())
-        vector = (
-            self._losses.get(number, float(number)) * own,
-            *findings(float(number in self._unused_at)),
-            *signals,
-        )
+        vector = (*self._train(batch, learning_rate, own), *signals)
         self._window.append((batch.total_weight, *vector))
         return self._pending("own", StepMetrics.from_vector(["loss"], vector, own))
 
@@ -284,47 +281,30 @@ class FakeLocalBackend(FakeBackend):
         self.calls.append(f"synchronize {self._number}")
         weight, *sums = (sum(numbers) for numbers in zip(*self._window, strict=True))
         self._window.clear()
-        gathered = self.workers.allgather_object(tuple(sums))
-        vector = [sum(numbers) for numbers in zip(*gathered, strict=True)]
-        names = ("model/branch/kernel",) if self.workers.rank else ()
-        return self._pending("train", StepMetrics.from_vector(["loss"], vector, weight, names))
-
-
-BUSY = ("slowest_rank", "wait_fraction")
+        return self._trained(self._summed(sums), weight)
 
 
 class FakeReport(Report):
-    """A report that remembers what it was told."""
+    """A report that remembers what it got."""
 
     def __init__(self) -> None:
         super().__init__()
         self.steps: list[int] = []
         self.windows: list[tuple[int, dict]] = []
         self.busy: list[dict] = []
-        self.memory: list[dict] = []
-        self.bad_samples: list[tuple[str, int, int]] = []
         self.evaluations: list[tuple[int, dict]] = []
         self.notes: list[str] = []
         self.checkpoints: list[tuple[int, Any]] = []
-        self.started: tuple[int, int, float] | None = None
-
-    def on_start(self, steps, done, seconds_before=0.0) -> None:
-        super().on_start(steps, done, seconds_before)
-        self.started = steps, done, seconds_before
 
     def on_step(self, step, metrics) -> None:
         self.steps.append(step.step)
 
     def on_window(self, step, means, samples_per_second, more=MappingProxyType({})) -> None:
         self.windows.append((step.step, dict(means)))
-        self.bad_samples.append(("train", step.step, more.get("bad_samples", 0)))
-        self.busy.append({name: value for name, value in more.items() if name in BUSY})
-        self.memory.append({name: value for name, value in more.items() if "memory" in name})
+        self.busy.append({name: more[name] for name in ("slowest_rank", "wait_fraction") if name in more})
 
     def on_evaluation(self, step, means, samples_per_second, more=MappingProxyType({})) -> None:
         self.evaluations.append((step.step, dict(means)))
-        self.memory.append({name: value for name, value in more.items() if "memory" in name})
-        self.bad_samples.append(("eval", step.step, more.get("bad_samples", 0)))
 
     def on_checkpoint(self, step, path) -> None:
         self.checkpoints.append((step, path))
@@ -363,16 +343,18 @@ def dataset(size: int) -> ArrayDataset:
     return ArrayDataset({"inputs": np.arange(size, dtype=np.float32)[:, None], "targets": np.arange(size)})
 
 
-def make_session(
-    run_dir: Any, workers: Any = None, train_size: int = 100, eval_size: int = 0, **fields: Any
-) -> Session:
+def make_session(run_dir, workers=None, train_size=100, eval_size=0, **fields: Any) -> Session:
     """Return a session over fakes: real config, real data, no framework and no report."""
     parameters = {"model/a/kernel": np.ones((3, 4), np.float32), "model/a/bias": np.zeros(4, np.float32)}
-    config = Config(**{"framework": "torch", "epochs": 1, **fields})
-    backend = FakeBackend(workers or one_worker(), parameters)
+    backend, fields = FakeBackend(workers or one_worker(), parameters), {"epochs": 1, **fields}
+    return _session(backend, Services(SimpleNamespace(), run_dir), train_size, eval_size, fields)
+
+
+def _session(backend, services, train_size, eval_size, fields) -> Session:
+    config = Config(**{"framework": "torch", **fields})
     evaluation = dataset(eval_size) if eval_size else None
     data = TrainingData(config, backend.workers, dataset(train_size), evaluation)
-    return Session(config, backend, data, Services(SimpleNamespace(), run_dir))
+    return Session(config, backend, data, services)
 
 
 def given_run(config, backend, data_size: int = 100) -> TrainingRun:
@@ -397,12 +379,12 @@ def open_directory(config, workers, resumed_step=None, callbacks=(), *, context=
 
 def make_loop_session(tmp_path, backend=None, eval_size=0, train_size=10, **fields) -> Session:
     """Return a session of two epochs of 10 samples, in steps of 4 for each worker."""
-    config = Config(**{"framework": "torch", "epochs": 2, "batch_size": 4, "log_every": 1, **fields})
-    evaluation = dataset(eval_size) if eval_size else None
-    backend = backend or FakeBackend(one_worker())
-    data = TrainingData(config, backend.workers, dataset(train_size), evaluation)
-    session = Session(config, backend, data, Services(FakeReport(), tmp_path, FakeSaver()))
-    session.state = RunState.from_manifest(None, config)
+    backend, fields = (
+        backend or FakeBackend(one_worker()),
+        {"epochs": 2, "batch_size": 4, "log_every": 1, **fields},
+    )
+    session = _session(backend, Services(FakeReport(), tmp_path, FakeSaver()), train_size, eval_size, fields)
+    session.state = RunState.from_manifest(None, session.config)
     session.services.hooks = hooks_of(session)
     return session
 

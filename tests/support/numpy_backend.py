@@ -5,8 +5,7 @@ adds it to the table of frameworks, so that whole jobs run through the unchanged
 """
 
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,18 +16,15 @@ import numpy as np
 from hvdtrain.backends.base import PendingState
 from hvdtrain.backends.portable.initial_values import with_initial_values
 from hvdtrain.backends.records import BackendInfo, DryRun, ModelInfo, PortableState, StatePart
-from hvdtrain.backends.replica_state import ReplicaState
-from hvdtrain.backends.step_metrics import FINDINGS, NO_SIGNALS, SIGNALS, PendingVector, StepMetrics
+from hvdtrain.backends.step_metrics import NO_SIGNALS, PendingVector, StepMetrics, findings
 from hvdtrain.config import Config
 from hvdtrain.data.feed import HostBatch
 from hvdtrain.errors import TaskError
 from hvdtrain.host.frameworks import FRAMEWORKS, Framework
 from hvdtrain.tasks.digits import Digits
-from hvdtrain.workers.agreement import Workers
-from support.fakes import DeviceBatch, one_worker
+from support.fakes import StubBackend, one_worker
 
 NAMES = ("loss", "accuracy")
-_NO_FINDINGS = FINDINGS * (0.0,)
 
 
 @dataclass
@@ -59,14 +55,10 @@ def start(config: Config, membership: Any = None) -> "NumpyBackend":
     return NumpyBackend(one_worker())
 
 
-class NumpyBackend:
+class NumpyBackend(StubBackend):
     """The numpy backend of the only worker."""
 
-    def __init__(self, workers: Workers) -> None:
-        self.workers = workers
-        self.replica_state = ReplicaState(None, workers, None, list)  # type: ignore[arg-type]
-        self.info = BackendInfo(f"numpy {np.__version__} on the CPU", {"numpy": np.__version__})
-        self.model: Any = None
+    info = BackendInfo(f"numpy {np.__version__} on the CPU", {"numpy": np.__version__})
 
     def build(self, task: Any, config: Config) -> ModelInfo:
         self.model = task.numpy_model()
@@ -79,9 +71,6 @@ class NumpyBackend:
         shapes = {name: weight.shape for name, weight in self._weights.items()}
         self.weight_shapes = shapes
         return ModelInfo(shapes, batch_norm_layers=0, reduction="fp32, one worker")
-
-    def to_device(self, batches: Iterable[HostBatch]) -> Iterator[HostBatch]:
-        return map(DeviceBatch.of, batches)
 
     def train_step(
         self, batch: HostBatch, learning_rate: float, signals: Sequence[float] = NO_SIGNALS
@@ -98,7 +87,7 @@ class NumpyBackend:
             parts = (x.T @ d_hidden, d_hidden.sum(0), hidden.T @ d_logits, d_logits.sum(0))
             for gradient, part in zip(gradients.values(), parts, strict=True):
                 np.add(gradient, part, out=gradient)
-        vector = [*sums, *_NO_FINDINGS, *signals]
+        vector = [*sums, *findings(), *signals]
         *reduced, vector = self._summed([*gradients.values(), np.asarray(vector, np.float64)])
         for (name, weight), gradient in zip(self._weights.items(), reduced, strict=True):
             self._velocity[name] = self._momentum * self._velocity[name] + gradient
@@ -113,18 +102,12 @@ class NumpyBackend:
 
     def eval_metrics(self, partial: Any, signals: Sequence[float] = NO_SIGNALS) -> PendingVector:
         sums, weight = partial
-        (vector,) = self._summed([np.asarray([*sums, *_NO_FINDINGS, *signals], np.float64)])
+        (vector,) = self._summed([np.asarray([*sums, *findings(), *signals], np.float64)])
         return _pending(vector.tolist(), weight)
 
     def _summed(self, arrays: list[np.ndarray]) -> list[np.ndarray]:
         """Return the sums of arrays over workers: of the only one, the arrays."""
         return arrays
-
-    def ema_weights(self) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def sync_statistics(self) -> list[str]:
-        return []
 
     def parameter_checksums(self) -> list[tuple[str, int]]:
         return [(name, zlib.crc32(weight.tobytes())) for name, weight in self._weights.items()]
@@ -138,9 +121,6 @@ class NumpyBackend:
         self._load(state if part is StatePart.ALL else {**self._state(), **state})
 
     def broadcast_state(self, root: int) -> None:
-        pass
-
-    def close(self) -> None:
         pass
 
     def _state(self) -> PortableState:
@@ -163,24 +143,6 @@ class NumpyBackend:
             return DryRun(outputs, _values(outputs, targets))
         except Exception as error:
             return DryRun(outputs, {}, error=error)
-
-    def find_comparing(self, batch: HostBatch, training: bool) -> str:
-        return ""
-
-    def recorder(self) -> Any:
-        raise NotImplementedError("a profile")
-
-    def device_memory(self) -> None:
-        return None
-
-    def restart_clock(self) -> None:
-        pass
-
-    def trained_change(self) -> Any:
-        return (), (), ()
-
-    def trained_state(self) -> None:
-        return None
 
 
 def _micro_batches(batch: HostBatch) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
@@ -206,7 +168,6 @@ def _values(logits: np.ndarray, targets: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def _pending(vector: Sequence[float], weight: float) -> PendingVector:
-    assert len(vector) == len(NAMES) + FINDINGS + SIGNALS
     return SimpleNamespace(read=lambda: StepMetrics.from_vector(NAMES, vector, weight))
 
 
