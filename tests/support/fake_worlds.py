@@ -11,6 +11,7 @@ from hvdtrain.backends.step_metrics import NO_SIGNALS
 from hvdtrain.errors import JobEnded, PeerLostError, Removed
 from hvdtrain.workers.wire import decode, encode
 from hvdtrain.workers.world import Change, MemberInfo, TrainingPosition, World
+from support.elastic_driver import world
 from support.numpy_backend import NumpyBackend
 
 _SECONDS = 120  # a machine that is busy with other tests is slow
@@ -35,15 +36,7 @@ class _Exchange:
 
 
 class FakeDriver:
-    """Forms a world whenever all workers that there are wait for one.
-
-    Args:
-        most: the most workers.
-
-    Attributes:
-        worlds: size of each world, and the reason for the change.
-        torn: workers whose state is not whole, whatever they say.
-    """
+    """Forms a world whenever all workers wait for one; the state of ``torn`` ones is not whole."""
 
     def __init__(self, most: int = 4) -> None:
         self.most = most
@@ -57,14 +50,11 @@ class FakeDriver:
         self._joined: list[str] = []
         self._expected: set[str] = set()
         self._exchange: _Exchange | None = None
-        self.purpose = "train"
         self.stop, self.why_stop = 0, ""
         self.is_trained = False
         self.run_dir = ""
-        self.since_seconds = 0.0
         self.torn: set[str] = set()
         self.exit_code: int | None = None
-        self.is_broken = False
 
     def expect(self, *names: str) -> None:
         """Wait for these workers before the next world."""
@@ -76,18 +66,11 @@ class FakeDriver:
         with self._news:
             return bool(self._leaving) or bool(self._joined)
 
-    @property
-    def waiting(self) -> set[str]:
-        """The workers that wait for a world."""
-        with self._news:
-            return set(self._ready)
-
     def lose(self, name: str) -> None:
         """A worker is lost: the collectives of its world fail."""
         with self._news:
             self._expected.discard(name)
             self._gone.append(f"{name}: killed (SIGKILL)")
-            self.is_broken = True
             if self._exchange is not None:
                 self._exchange.barrier.abort()
             self._form()
@@ -114,8 +97,7 @@ class FakeDriver:
             assert is_over, f"{name} waits for ever"
             if name in self._ready and self.exit_code is not None:
                 raise JobEnded("", exit_code=self.exit_code)
-            world, exchange = self._formed[name]
-            return world, exchange
+            return self._formed[name]
 
     def done(self, exit_code: int) -> None:
         """Training is over: there is no other world."""
@@ -127,7 +109,6 @@ class FakeDriver:
         if set(self._ready) != self._expected or not self._ready or self._leaving & self._expected:
             return
         order = sorted(self._ready, key=self._order)
-        generation = len(self.worlds) + 1
         root, is_valid = self._ready[order[0]]
         members = tuple(
             MemberInfo(
@@ -145,32 +126,22 @@ class FakeDriver:
             left=tuple(self._gone),
             joined=tuple(self._joined),
             why="the workers change",
-            since_seconds=self.since_seconds,
+            since_seconds=0.0,
         )
-        self._exchange, self.is_broken = _Exchange(len(order)), False
-        self._formed = {}
-        for rank, name in enumerate(order):
-            world = World(
-                generation=generation,
-                rank=rank,
-                size=len(order),
-                local_rank=rank,
-                local_size=len(order),
-                cross_rank=0,
-                cross_size=1,
-                host="here",
-                store=("127.0.0.1", 1),
-                one_host=True,
-                salt="",
-                source=source,
-                purpose=self.purpose,
-                why=self.why_stop,
-                members=members,
-                change=change if generation > 1 else None,
-                run_dir=self.run_dir,
-            )
-            self._formed[name] = world, self._exchange
+        fields = {
+            "host": "here",
+            "source": source,
+            "why": self.why_stop,
+            "members": members,
+            "change": change if self.worlds else None,
+            "run_dir": self.run_dir,
+        }
+        self._exchange = _Exchange(len(order))
         self.worlds.append((len(order), root, source))
+        self._formed = {
+            name: (world(len(self.worlds), rank, len(order), **fields), self._exchange)
+            for rank, name in enumerate(order)
+        }
         self._ranks = {name: rank for rank, name in enumerate(order)}
         self._gone, self._joined = [], []
         self._ready.clear()
@@ -277,18 +248,8 @@ class ElasticWorkers:
         return False
 
 
-def start(config: Any, membership: FakeMembership) -> "ElasticNumpyBackend":
-    """Return the backend of a worker, as a framework's module does."""
-    return ElasticNumpyBackend(ElasticWorkers(membership))
-
-
 class ElasticNumpyBackend(NumpyBackend):
-    """The numpy backend of several workers, which sum in the order of ranks.
-
-    Args:
-        workers: the workers.
-        before: called with the name of each call of this worker, before it.
-    """
+    """The numpy backend of workers that sum in the order of ranks; ``before`` gets each call's name."""
 
     def __init__(self, workers: ElasticWorkers, before: Callable[[str], None] = lambda name: None) -> None:
         super().__init__(workers)

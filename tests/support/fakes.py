@@ -153,7 +153,7 @@ class StubBackend:
 
 
 class FakeBackend(StubBackend):
-    """A backend whose loss is the step's number, or as given; it logs its calls and holds arrays as its state.
+    """A backend whose loss is the step's number, or as given; it logs its calls and holds arrays.
 
     What workers signal is summed over all of them. ``unused_at`` are steps in which this one has an unused
     parameter; ``eval_losses`` come in order, in place of the mean target.

@@ -18,7 +18,7 @@ import time
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import psutil
 
@@ -39,11 +39,7 @@ _OTHERS_SECONDS = 3  # that the other workers have to answer when a case failed 
 class Key:
     """What distinguishes pools.
 
-    Args:
-        framework: "torch" or "tf".
-        controller: a launcher of jobs.launcher, "none" for a worker that nothing launches; with GROUPS behind
-            it, Horovod can sum among some of the workers, as split models do.
-        workers: number of workers.
+    With GROUPS behind the controller, Horovod can sum among some of the workers, as split models do.
     """
 
     framework: str
@@ -53,13 +49,7 @@ class Key:
 
 @dataclass(frozen=True)
 class Done:
-    """A case that has run.
-
-    Args:
-        values: what the function returned, by rank.
-        stdout, stderr: what all workers wrote, rank 0 first.
-        spoke: the ranks that wrote anything.
-    """
+    """A case that has run: what the function returned by rank, and what all workers wrote, rank 0 first."""
 
     values: list[Any]
     stdout: str
@@ -128,34 +118,24 @@ class Pool:
             stderr=subprocess.DEVNULL,
             start_new_session=True,
         )
-        self._pause()
+        self._signal(signal.SIGSTOP)  # Horovod's threads take up to a third of a core while they wait
 
-    def run(
-        self, function: str, arguments: dict[str, Any], cwd: Path, timeout: float, environ: dict[str, str]
-    ) -> Done:
-        """Run a case on all workers.
-
-        Raises:
-            AssertionError: If it raises on one, or takes too long; the pool has ended then.
-        """
+    def run(self, function: str, arguments: dict[str, Any], timeout: float, **case: Any) -> Done:
+        """Run a case on all workers; fail and end the pool if it raises on one, or takes too long."""
         try:
-            return self._run(function, arguments, cwd, timeout, environ)
+            return self._run(function, arguments, timeout, case)
         except BaseException:  # the session's time limit or Ctrl-C: its workers may still be busy
             self.end()
             raise
 
-    def _run(
-        self, function: str, arguments: dict[str, Any], cwd: Path, timeout: float, environ: dict[str, str]
-    ) -> Done:
+    def _run(self, function: str, arguments: dict[str, Any], timeout: float, case: dict[str, Any]) -> Done:
         self._cases += 1
-        self._resume()
+        self._signal(signal.SIGCONT)
         capture = self._folder / f"case-{self._cases}"
         capture.mkdir()
-        case = {
+        case |= {
             "function": function,
             "arguments": arguments,
-            "cwd": str(cwd),
-            "environ": environ,
             "capture": str(capture),
             "seconds": max(1.0, timeout - 2),
             "number": self._cases,
@@ -164,7 +144,7 @@ class Pool:
             for worker in self._workers.values():
                 worker.send(case)
         except OSError:
-            self._fail(f"{self.key} ended before its case {self._cases}", None)
+            self._fail(f"{self.key} ended before its case {self._cases}")
         answers = self._answers(timeout)
         texts = {name: self._written(capture, name) for name in ("stdout", "stderr")}
         done = Done(
@@ -174,23 +154,24 @@ class Pool:
         )
         failed = [rank for rank in self._workers if answers.get(rank, {"error": True})["error"]]
         if failed:
-            self._fail(f"{function}({arguments}) failed on ranks {failed} of {self.key}", done)
-        self._pause()
+            self._fail(
+                f"{function}({arguments}) failed on ranks {failed} of {self.key}",
+                f"{done.stdout[-6000:]}{done.stderr[-6000:]}",
+            )
+        self._signal(signal.SIGSTOP)
         return done
 
     def end(self) -> None:
         """Kill the workers and their launcher; how jobs end is for launches to show."""
-        if self.alive:
-            self.alive = False
-            self._job.kill()
-            self._close()
-
-    def _pause(self) -> None:
-        """Stop the workers: Horovod's background threads take up to a third of a core while they wait."""
-        self._signal(signal.SIGSTOP)
-
-    def _resume(self) -> None:
-        self._signal(signal.SIGCONT)
+        if not self.alive:
+            return
+        self.alive = False
+        self._job.kill()
+        for worker in self._workers.values():
+            worker.close()
+        if self._guard is not None:
+            self._guard.kill()
+            self._guard.communicate()
 
     def _signal(self, number: int) -> None:
         for worker in self._workers.values():
@@ -207,7 +188,7 @@ class Pool:
             except TimeoutError:
                 if self._job.process.poll() is not None or time.monotonic() > deadline:
                     self._workers = found
-                    self._fail(f"{self.key} did not start", None)
+                    self._fail(f"{self.key} did not start")
                 continue
             worker = _Worker(connection)
             found[worker.rank] = worker
@@ -234,21 +215,11 @@ class Pool:
             if path.exists()
         }
 
-    def _fail(self, problem: str, done: Done | None) -> None:
+    def _fail(self, problem: str, output: str = "") -> NoReturn:
         """End the pool at once and raise, with all that was written."""
-        self.alive = False
-        output = "" if done is None else f"{done.stdout[-6000:]}{done.stderr[-6000:]}"
         error = AssertionError(f"{problem}:\n{output}\nthe launch:\n{self._job.result().output[-3000:]}")
-        self._job.kill()
-        self._close()
+        self.end()
         raise error
-
-    def _close(self) -> None:
-        for worker in self._workers.values():
-            worker.close()
-        if self._guard is not None:
-            self._guard.kill()
-            self._guard.communicate()
 
 
 def _launched(key: Key) -> Pool:
@@ -295,20 +266,12 @@ def call(
     key: Key, function: str, cwd: Path, timeout: float = LIMIT_SECONDS, environ: dict[str, str] | None = None,
     **arguments: Any,
 ) -> Done:  # fmt: skip
-    """Run a function on every worker of a pool.
+    """Run a function on every worker of a pool; fail if it raises, or takes too long.
 
-    Args:
-        key: which pool.
-        function: as ``module:function`` below tests/, or ``path/to/file.py:function``.
-        cwd: the folder in which it runs.
-        timeout: seconds after which it fails, and the pool is ended.
-        environ: changes of the environment, for this case; Horovod's own variables come too late.
-        arguments: its keyword arguments; what JSON can say, as its return value is.
-
-    Raises:
-        AssertionError: If it raises, or takes too long.
+    It is named as ``module:function`` below tests/, or ``path/to/file.py:function``; its arguments and what it
+    returns are what JSON can say. Horovod's own variables in ``environ`` come too late.
     """
-    return POOLS.get(key).run(function, arguments, cwd, timeout, environ or {})
+    return POOLS.get(key).run(function, arguments, timeout, cwd=str(cwd), environ=environ or {})
 
 
 def command(
@@ -337,12 +300,7 @@ def train(
 
 
 def documented(words: tuple[str, ...], cwd: Path) -> Result:
-    """Run a command in a pool that is started as the command says.
-
-    Args:
-        words: ``python -m hvdtrain ...``, or that after ``horovodrun -np N`` with or without a controller.
-        cwd: the folder in which it runs.
-    """
+    """Run ``[horovodrun -np N] python -m hvdtrain ...`` in a pool that is started as the command says."""
     place = words.index("hvdtrain")
     start, own = words[: place - 2], words[place + 1 :]  # without `python -m`
     assert words[place - 2 : place] == ("python", "-m")
