@@ -8,8 +8,8 @@ import pytest
 import yaml
 from support.documents import ROOT
 from support.jobs import LIMIT_SECONDS, started
-from support.resuming import await_in, last_step
 from support.resuming import command_for as training
+from support.resuming import last_step
 
 pytestmark = pytest.mark.skipif(os.getuid() != 0, reason="a pod's process numbers (unshare --pid) need root")
 # The pod: `kubelet` runs the hook when the file is there, and the pod has ended when both have
@@ -39,7 +39,7 @@ def pod(folder: Path, *words: str, **environ: str) -> started:
 def test_the_hook_stops_the_workers_with_a_checkpoint(tmp_path):
     command = training(2, "mpirun", "Fit", "--framework", "torch", "--steps", "2000", "--save-every", "5000")
     with pod(tmp_path, *command, HVDTRAIN_TEST_SAMPLE_SECONDS="0.01") as job:
-        await_in(job, lambda: last_step(tmp_path) >= 3)
+        job.until(lambda: last_step(tmp_path) >= 3)
         (tmp_path / "stop").touch()
         result = job.wait(LIMIT_SECONDS)
     assert "hook: 0\n" in result.stdout

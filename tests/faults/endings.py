@@ -93,18 +93,10 @@ def signalled(command: list[str], cwd: Path, number: int, rank: int | None = Non
 def disturbed(command: list[str], cwd: Path, disturb: Callable[[started], object], steps: int = 3) -> Ending:
     """Let something happen to a job when it has trained for some steps; give its ending."""
     with started(command, cwd) as job:
-        wait_until(lambda: steps_logged(cwd) >= steps)
+        job.until(lambda: steps_logged(cwd) >= steps)
         begun = time.time()
         disturb(job)
         return ended(job, cwd, begun)
-
-
-def wait_until(condition: Callable[[], object], seconds: float = LIMIT_SECONDS) -> None:
-    """Wait for what a job is about to do; fail where it does not."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "the job did not get there"
-        time.sleep(0.05)
 
 
 def steps_logged(cwd: Path) -> int:

@@ -48,7 +48,7 @@ def test_workers_killed_in_an_evaluation_and_in_the_change_after_it_are_replaced
     points = "evaluating@1#2!9,entering@0#2!9"
     held = {"HVDTRAIN_TEST_HELD_AT": "entering-0"}  # the last worker does not end the job before others come
     with ElasticJob(framework, tmp_path, workers=3, HVDTRAIN_TEST_POINTS=points, **held) as job:
-        job.wait_until((tmp_path / "reached-entering-0").exists, "the second kill")
+        job.until((tmp_path / "reached-entering-0").exists)
         job.wait_for_workers(3)
         result = job.wait(LIMIT_SECONDS)
     assert result.returncode == 0, result.output[-4000:]

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 from support.jobs import LIMIT_SECONDS, Run, run, started, temporary_folder
 from support.resuming import (
-    await_in,
     command_for,
     content_of,
     finished,
@@ -90,7 +89,7 @@ def train(disk: Path, happen: Callable[[started], None], steps: int) -> tuple[Ru
     command = command_for(1, "none", "Fit", "--framework", "torch", *OPTIONS, "--steps", str(steps))
     checkpoints = disk / "run" / "checkpoints"
     with slow(command, disk, SAMPLE_SECONDS) as job:
-        await_in(job, (checkpoints / "step-00000010").exists)
+        job.until((checkpoints / "step-00000010").exists)
         happen(job)
         run = Run(disk / "run", job.wait(LIMIT_SECONDS))
     found = checkpoints_in(checkpoints)
@@ -105,7 +104,7 @@ def test_a_full_disk_does_not_stop_training_and_leaves_the_newest_checkpoint():
     def keep_full(job: started) -> None:
         with paused(job):
             fill(disk, left=300_000)
-        await_in(job, lambda: job.process.poll() is not None or fill(disk, left=300_000))
+        job.until(lambda: job.process.poll() is not None or fill(disk, left=300_000))
 
     with small_disk("tmpfs") as disk:
         full, (newest,) = train(disk, keep_full, STEPS)
@@ -132,11 +131,11 @@ def test_once_there_is_room_the_log_is_complete_and_the_next_save_succeeds():
         expected = {"checkpoint", "metrics.jsonl"}
         with paused(job):
             fill(disk, left=0)
-        await_in(job, lambda: fill(disk, left=0) or expected <= failures(job))
+        job.until(lambda: fill(disk, left=0) or expected <= failures(job))
         while_full.append((disk / "run" / "metrics.jsonl").read_bytes())
         (disk / "filler").unlink()
         newest = checkpoints_in(disk / "run" / "checkpoints")[-1]
-        await_in(job, lambda: checkpoints_in(disk / "run" / "checkpoints")[-1].name > newest.name)
+        job.until(lambda: checkpoints_in(disk / "run" / "checkpoints")[-1].name > newest.name)
         while_full.append(last_step(disk))
 
     def failures(job: started) -> set[str]:

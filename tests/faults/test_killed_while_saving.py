@@ -12,7 +12,6 @@ from pathlib import Path
 from support.jobs import LIMIT_SECONDS, Run, started, temporary_folder
 from support.resuming import (
     TASKS,
-    await_in,
     last_step,
     logged,
     paused,
@@ -31,7 +30,7 @@ KILLS = 12
 def kill_when_it_trains(job: started, folder: Path, moments: random.Random, kill_it) -> None:
     """Kill when it has trained for some steps more and a bit."""
     step = last_step(folder) + moments.randint(1, 4)
-    await_in(job, lambda: last_step(folder) >= step)
+    job.until(lambda: last_step(folder) >= step)
     time.sleep(moments.uniform(0, 0.03))
     kill_it()
 
@@ -39,9 +38,9 @@ def kill_when_it_trains(job: started, folder: Path, moments: random.Random, kill
 def kill_when_it_saves(job: started, folder: Path, kill_it) -> None:
     """Kill when a checkpoint is half written or half deleted; to be sure, the job is paused first."""
     step = last_step(folder) + 2  # the first save clears away what the kill before has left
-    await_in(job, lambda: last_step(folder) >= step)
+    job.until(lambda: last_step(folder) >= step)
     while True:
-        await_in(job, lambda: has_unfinished(folder))
+        job.until(lambda: has_unfinished(folder))
         with paused(job):
             if has_unfinished(folder):
                 kill_it()
@@ -58,7 +57,7 @@ def start(number: int, job: started, folder: Path, moments: random.Random) -> st
     printed = len(job.result().stdout)
     (folder / f"start-{number}").touch()
     if number < KILLS:
-        await_in(job, (folder / f"pid-{number}").exists)
+        job.until((folder / f"pid-{number}").exists)
         kill_it = partial(os.kill, int((folder / f"pid-{number}").read_text()), signal.SIGKILL)
         if number % 6 == 5:  # while it starts
             time.sleep(moments.uniform(0, 0.4))
@@ -67,7 +66,7 @@ def start(number: int, job: started, folder: Path, moments: random.Random) -> st
             kill_when_it_saves(job, folder, kill_it)
         else:
             kill_when_it_trains(job, folder, moments, kill_it)
-    await_in(job, (folder / f"ended-{number}").exists)
+    job.until((folder / f"ended-{number}").exists)
     code = int((folder / f"ended-{number}").read_text())
     assert code == (-signal.SIGKILL if number < KILLS else 0), job.result().output[-5000:]
     return job.result().stdout[printed:]

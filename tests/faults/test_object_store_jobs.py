@@ -13,7 +13,6 @@ from support.stored_jobs import (
     STEPS,
     Host,
     Local,
-    await_in,
     ended,
     in_one_line,
     kill_rank_zero,
@@ -44,9 +43,9 @@ def test_a_run_that_was_killed_is_resumed_on_another_host_from_the_store_alone(s
     expected = local(command("run"), **{DATA: str(data)})
     host.hold_at(12)
     with host.start(command(store.url(prefix)), **{DATA: store.url("data")}) as job:
-        await_in(job, lambda: 10 in saved_at(store, prefix))
+        job.until(lambda: 10 in saved_at(store, prefix))
         host.hold_at(17)
-        await_in(job, lambda: store.objects(f"{prefix}/checkpoints/step-00000015/"))
+        job.until(lambda: store.objects(f"{prefix}/checkpoints/step-00000015/"))
         store.proxy.is_frozen = True
         kill_rank_zero(job)
     store.proxy.heal()
@@ -72,20 +71,20 @@ def test_training_continues_while_the_store_is_down_and_nothing_is_lost(store):
     prefix, host, proxy = "weathered", Host(**store.environ), store.proxy
     host.hold_at(7)
     with host.start(train(run_dir=store.url(prefix))) as job:
-        await_in(job, lambda: 5 in saved_at(store, prefix))
+        job.until(lambda: 5 in saved_at(store, prefix))
         proxy.failures_left = 6
         host.hold_at(12)
-        await_in(job, lambda: 10 in saved_at(store, prefix))
+        job.until(lambda: 10 in saved_at(store, prefix))
         proxy.heal()
         proxy.delay_seconds = 0.1
         host.hold_at(17)
-        await_in(job, lambda: 15 in saved_at(store, prefix))
+        job.until(lambda: 15 in saved_at(store, prefix))
         proxy.heal()
         proxy.is_down = True
         before = saved_at(store, prefix)
         host.hold_at(27)
-        await_in(job, lambda: host.reached() >= 27)
-        await_in(job, lambda: re.search(r"(?i)store|cannot be", job.result().output))
+        job.until(lambda: host.reached() >= 27)
+        job.until(lambda: re.search(r"(?i)store|cannot be", job.result().output))
         during = saved_at(store, prefix)
         proxy.heal()
         host.release()
@@ -119,10 +118,10 @@ def test_a_last_state_that_is_not_in_the_store_is_no_success_and_is_uploaded_lat
     command = train("--resume", run_dir=store.url(prefix))
     host.hold_at(7)
     with host.start(command) as job:
-        await_in(job, lambda: 5 in saved_at(store, prefix))
+        job.until(lambda: 5 in saved_at(store, prefix))
         store.proxy.refused = "/checkpoints/"
         host.release()
-        await_in(job, lambda: "uploading to" in job.result().output)
+        job.until(lambda: "uploading to" in job.result().output)
         os.kill(job.process.pid, signal.SIGTERM)  # from then on it waits for 30 s in place of 60 s
         text = in_one_line(ended(job, returncode=3, timeout=50))
     store.proxy.heal()

@@ -15,7 +15,6 @@ from endings import (
     signalled,
     slow,
     steps_logged,
-    wait_until,
 )
 from support.jobs import FRAMEWORKS, started
 from support.pool import command, controller_of
@@ -44,9 +43,9 @@ def test_sigusr1_saves_and_sigterm_stops_with_75_and_the_same_command_goes_on(tm
 
     def save_and_stop(job: started) -> None:
         os.kill(job.process.pid, signal.SIGUSR1)
-        wait_until(lambda: checkpoints(tmp_path))
+        job.until(lambda: checkpoints(tmp_path))
         steps = steps_logged(tmp_path)
-        wait_until(lambda: steps_logged(tmp_path) >= steps + 3)
+        job.until(lambda: steps_logged(tmp_path) >= steps + 3)
         os.kill(job.process.pid, signal.SIGTERM)
 
     words = slow("tf", "gloo", *RARELY)

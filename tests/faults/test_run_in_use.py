@@ -5,7 +5,7 @@ import signal
 
 from support import pool
 from support.jobs import LIMIT_SECONDS, Run, temporary_folder
-from support.resuming import TASKS, await_in, command_for, kill, last_step, slow, trained, trained_steps
+from support.resuming import TASKS, command_for, kill, last_step, slow, trained, trained_steps
 
 STEPS = 40
 OPTIONS = ("--framework", "torch", "--steps", str(STEPS), "--save-every", "10")
@@ -15,7 +15,7 @@ def test_a_second_job_is_refused_and_does_not_disturb_the_first():
     folder = temporary_folder()
     command = command_for(1, "none", "CopiedFit", *OPTIONS, "--eval-every", "1")
     with slow(command, folder, sample_seconds=0.03) as job:
-        await_in(job, lambda: (folder / "copy" / ".lock").exists() and last_step(folder) >= 2)
+        job.until(lambda: (folder / "copy" / ".lock").exists() and last_step(folder) >= 2)
         job.process.send_signal(signal.SIGSTOP)  # so that it does not end before the others come
         words = ("--task", f"{TASKS}:CopiedFit", "--run-dir", "run", *OPTIONS, "--eval-every", "1")
         second = pool.command(1, "none", "torch", *words, "--resume", cwd=folder)
@@ -34,6 +34,6 @@ def test_a_killed_jobs_lock_does_not_stay():
     folder = temporary_folder()
     job = (1, "none", "Fit", *OPTIONS, "--resume")
     with slow(command_for(*job), folder, sample_seconds=0.03) as killed:
-        await_in(killed, lambda: last_step(folder) >= 2)
+        killed.until(lambda: last_step(folder) >= 2)
         kill(killed)
     trained(*job, cwd=folder)

@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from endings import SOON_SECONDS, signalled, slow, wait_until
-from support.jobs import LIMIT_SECONDS, started
+from endings import SOON_SECONDS, ended, signalled, slow
+from support.jobs import started
 
 from hvdtrain.errors import Interrupted
 from hvdtrain.jobs.failures import interruptible
@@ -86,8 +86,7 @@ except KeyboardInterrupt:
 def test_workers_that_a_script_launches_end_with_it(controller, number, tmp_path):
     (tmp_path / "job.py").write_text(LAUNCHES.format(controller=controller))
     with started(["python", "job.py"], tmp_path) as job:
-        wait_until(lambda: job.result().stdout.count("WORKING") == 2)
+        job.until(lambda: job.result().stdout.count("WORKING") == 2)
         os.kill(job.process.pid, number)
-        result = job.wait(LIMIT_SECONDS)
-        wait_until(lambda: not job.pids())
-    assert number == signal.SIGKILL or (result.returncode, "INTERRUPTED" in result.stdout) == (0, True)
+        result = ended(job, tmp_path)
+    assert number == signal.SIGKILL or (result.returncode, "INTERRUPTED" in result.output) == (0, True)

@@ -22,7 +22,7 @@ def test_the_run_goes_on_when_another_worker_becomes_rank_0(tmp_path):
     with ElasticJob("torch", tmp_path, *options, workers=2, **slow) as job:
         job.hold()  # until the sender has loaded its library
         job.wait_for_step(2)
-        job.wait_until((tmp_path / "run" / "tracking" / "mlflow.json").exists, "the first lines")
+        job.until((tmp_path / "run" / "tracking" / "mlflow.json").exists)
         os.kill(job.members()[0], signal.SIGKILL)
         (tmp_path / HOLD).unlink()
         result = job.wait(LIMIT_SECONDS)

@@ -1,8 +1,6 @@
 """Running elastic jobs from tests, disturbing them, and checking that nothing was lost."""
 
 import json
-import os
-import signal
 import time
 from pathlib import Path
 
@@ -18,16 +16,7 @@ HOLD = "hold"  # as in the task
 class ElasticJob(started):
     """Context with a running elastic job; its run directory is ``run`` in its folder.
 
-    Args:
-        framework: "torch" or "tf".
-        folder: where it runs.
-        options: of the training.
-        workers: to start with.
-        least: fewer wait.
-        most: never more.
-        hosts: words for horovodrun that say where; by default, this machine has a slot for each worker.
-        launch: more words for horovodrun.
-        changes: variables.
+    ``hosts`` and ``launch`` are words for horovodrun; by default, this machine has a slot for each worker.
     """
 
     def __init__(
@@ -75,38 +64,20 @@ class ElasticJob(started):
             (line["step"] for line in read_records(self.run_dir) if line["phase"] == "train"), default=0
         )
 
-    def wait_for_step(self, step: int, seconds: float = LIMIT_SECONDS) -> None:
+    def wait_for_step(self, step: int) -> None:
         """Wait until a step is logged."""
-        self.wait_until(lambda: self.step() >= step, f"step {step}", seconds)
+        self.until(lambda: self.step() >= step)
 
-    def wait_for_workers(self, workers: int, seconds: float = LIMIT_SECONDS) -> None:
+    def wait_for_workers(self, workers: int) -> None:
         """Wait until there are so many workers and they train; until then, steps are slow."""
         self.hold()
-        self.wait_until(lambda: len(self.members()) == workers, f"{workers} workers", seconds)
+        self.until(lambda: len(self.members()) == workers)
         (self.folder / HOLD).unlink()
-        self.wait_for_step(self.step() + 2, seconds)
+        self.wait_for_step(self.step() + 2)
 
     def hold(self) -> None:
         """Let each step take a second, so that the job does not end before what a test waits for."""
         (self.folder / HOLD).touch()
-
-    def wait_until(self, condition, words: str, seconds: float = LIMIT_SECONDS) -> None:
-        """Wait for what the job is about to do.
-
-        Raises:
-            AssertionError: where it does not come in time, or the job has ended.
-        """
-        deadline = time.monotonic() + seconds
-        while not condition():
-            goes_on = self.process.poll() is None and time.monotonic() < deadline
-            assert goes_on, f"{words} did not come:\n{self.result().output[-4000:]}"
-            time.sleep(0.02)
-
-    def send(self, rank: int, number: int = signal.SIGKILL) -> int:
-        """Send a signal to the worker of a rank; return its process."""
-        pid = self.members()[rank]
-        os.kill(pid, number)
-        return pid
 
 
 def check_nothing_lost(run_dir: Path, undisturbed: Path) -> None:

@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -153,6 +154,15 @@ class started:  # noqa: N801 - used as a statement
                 f"{self.command} ran longer than {timeout} s:\n{self.result().output[-5000:]}"
             ) from None
         return self.result()
+
+    def until(self, condition: Callable[[], object], timeout: float = LIMIT_SECONDS) -> None:
+        """Wait for what the job is about to do; fail where it does not, or ends before."""
+        deadline = time.monotonic() + timeout
+        while not condition():
+            ended = self.process.poll() is not None
+            if (ended and not condition()) or time.monotonic() > deadline:
+                raise AssertionError(f"the job did not get there:\n{self.result().output[-5000:]}")
+            time.sleep(0.01)
 
     def result(self) -> Result:
         texts, spoke = [], set()

@@ -268,8 +268,8 @@ def call(
 ) -> Done:  # fmt: skip
     """Run a function on every worker of a pool; fail if it raises, or takes too long.
 
-    It is named as ``module:function`` below tests/, or ``path/to/file.py:function``; its arguments and what it
-    returns are what JSON can say. Horovod's own variables in ``environ`` come too late.
+    It is named as ``module:function`` below tests/, or ``path/to/file.py:function``; its arguments and what
+    it returns are what JSON can say. Horovod's own variables in ``environ`` come too late.
     """
     return POOLS.get(key).run(function, arguments, timeout, cwd=str(cwd), environ=environ or {})
 

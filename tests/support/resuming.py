@@ -7,7 +7,7 @@ import random
 import re
 import signal
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from itertools import chain
 from pathlib import Path
 
@@ -52,25 +52,21 @@ def finished(command: list[str], cwd: Path, timeout: float = LIMIT_SECONDS, retu
     return Run(cwd / "run", result)
 
 
-def killed_at(
-    step: int, command: list[str], cwd: Path, sample_seconds: float, timeout: float = LIMIT_SECONDS
-) -> None:
+def killed_at(step: int, command: list[str], cwd: Path, sample_seconds: float) -> None:
     """Start a leg and kill all of its processes at once when it has logged a step."""
     with slow(command, cwd, sample_seconds, held_from=step + _HELD_AFTER_STEPS) as job:
-        await_in(job, lambda: last_step(cwd) >= step, timeout)
+        job.until(lambda: last_step(cwd) >= step)
         kill(job)
     assert not (cwd / "run" / "summary.json").exists(), "the run was over before it was killed"
     print(f"killed after step {last_step(cwd)}; to be killed from step {step} on")
 
 
-def stopped_at(
-    step: int, command: list[str], cwd: Path, sample_seconds: float, timeout: float = LIMIT_SECONDS
-) -> int:
+def stopped_at(step: int, command: list[str], cwd: Path, sample_seconds: float) -> int:
     """Start a leg without a launcher, ask it to stop when it has logged a step; return where it did."""
     with slow(command, cwd, sample_seconds, held_from=step + _HELD_AFTER_STEPS) as job:
-        await_in(job, lambda: last_step(cwd) >= step, timeout)
+        job.until(lambda: last_step(cwd) >= step)
         job.process.send_signal(signal.SIGTERM)
-        result = job.wait(timeout)
+        result = job.wait(LIMIT_SECONDS)
     assert result.returncode == 75, f"ended with {result.returncode}:\n{result.output[-5000:]}"
     stopped = Run(cwd / "run", result).summary["steps"]
     print(f"stopped at step {stopped}; asked to from step {step} on")
@@ -78,32 +74,12 @@ def stopped_at(
 
 
 def slow(command: list[str], cwd: Path, sample_seconds: float, held_from: int = 0) -> started:
-    """Start a command whose task takes so long to read a sample.
+    """Start a command whose task takes so long to read a sample, and a second a step from one on, if given.
 
     It computes with one thread, as pools do: the same leg in a pool gives the same bits.
-
-    Args:
-        command: the command.
-        cwd: where it runs.
-        sample_seconds: how long it takes to read a sample.
-        held_from: the step from which on each one takes a second; 0 for none.
     """
     changes = {"HVDTRAIN_TEST_SAMPLE_SECONDS": str(sample_seconds), "HVDTRAIN_TEST_HELD_FROM": str(held_from)}
     return started(command, cwd, OMP_NUM_THREADS="1", **changes)
-
-
-def await_in(job: started, condition: Callable[[], bool], timeout: float = LIMIT_SECONDS) -> None:
-    """Wait for what a job is about to do.
-
-    Raises:
-        AssertionError: where it does not, or ends before.
-    """
-    deadline = time.monotonic() + timeout
-    while not condition():
-        ended = job.process.poll() is not None
-        if (ended and not condition()) or time.monotonic() > deadline:
-            raise AssertionError(f"the job did not get there:\n{job.result().output[-5000:]}")
-        time.sleep(0.01)
 
 
 def kill(job: started) -> None:
@@ -112,9 +88,9 @@ def kill(job: started) -> None:
     They are stopped first: none sees another one end and says so before its own end.
     """
     deadline = time.monotonic() + LIMIT_SECONDS
-    _send(signal.SIGSTOP, job.pids())
+    send(signal.SIGSTOP, job.pids())
     while (pids := job.pids()) and time.monotonic() < deadline:
-        _send(signal.SIGKILL, pids)
+        send(signal.SIGKILL, pids)
         time.sleep(0.01)
     job.await_ends()
 
@@ -123,14 +99,14 @@ def kill(job: started) -> None:
 def paused(job: started) -> Iterator[None]:
     """Context in which the processes of a job are stopped: it trains no further meanwhile."""
     pids = job.pids()
-    _send(signal.SIGSTOP, pids)
+    send(signal.SIGSTOP, pids)
     try:
         yield
     finally:
-        _send(signal.SIGCONT, pids)
+        send(signal.SIGCONT, pids)
 
 
-def _send(signal_number: int, pids: list[int]) -> None:
+def send(signal_number: int, pids: list[int]) -> None:
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal_number)

@@ -2,12 +2,10 @@
 
 import functools
 import json
-import os
 import re
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,14 +15,13 @@ import psutil
 from hvdtrain.checkpoints.manifest import CorruptCheckpoint
 from hvdtrain.checkpoints.storage import MANIFEST_FILE, checkpoints_in, verify
 from support import resuming
-from support.jobs import Result, launcher, started, temporary_folder
+from support.jobs import LIMIT_SECONDS, Result, launcher, started, temporary_folder
 from support.object_store import ObjectStore
 from support.stored_tasks import PACE, PACE_FILE, REACHED_FILE
 
 TASKS = Path(__file__).with_name("stored_tasks.py")
 TESTS = TASKS.parents[1]
 CLAIM = "hvdtrain.claim"
-PATIENCE_SECONDS = 300.0
 STEPS, LONG = 30, 40  # of jobs with PyTorch and one worker
 _LOOKS = 3  # at a checkpoint that is replaced or deleted meanwhile
 
@@ -119,7 +116,7 @@ class Host:
         return int(path.read_text()) if path.exists() else 0
 
 
-def ended(job: started, returncode: int = 0, timeout: float = PATIENCE_SECONDS) -> Result:
+def ended(job: started, returncode: int = 0, timeout: float = LIMIT_SECONDS) -> Result:
     """Wait for the end of a job, which is to be with that exit code."""
     result = job.wait(timeout)
     assert result.returncode == returncode, f"ended with {result.returncode}:\n{result.output[-5000:]}"
@@ -133,27 +130,16 @@ def kill_rank_zero(job: started) -> None:
             environ, words = process.environ(), process.cmdline()
             is_worker = "hvdtrain" in words and "python" in Path(words[0]).name
             if is_worker and "0" in (environ.get("HOROVOD_RANK"), environ.get("OMPI_COMM_WORLD_RANK")):
-                _kill_all([process.pid, *(child.pid for child in process.children(recursive=True))])
+                pids = [process.pid, *(child.pid for child in process.children(recursive=True))]
+                for number in (signal.SIGSTOP, signal.SIGKILL):  # stopped first, none sees another one end
+                    resuming.send(number, pids)
                 break
     else:
         raise AssertionError(f"no rank 0 runs:\n{job.result().output[-3000:]}")
-    result, until = job.wait(PATIENCE_SECONDS), time.monotonic() + PATIENCE_SECONDS
+    result, until = job.wait(LIMIT_SECONDS), time.monotonic() + LIMIT_SECONDS
     assert result.returncode != 0
     while job.pids() and time.monotonic() < until:  # the last process may end after the launcher
         time.sleep(0.05)
-
-
-def _kill_all(pids: Iterable[int]) -> None:
-    """Kill processes at once: they are stopped first, so that none sees another one end."""
-    for number in (signal.SIGSTOP, signal.SIGKILL):
-        for pid in pids:
-            with suppress(ProcessLookupError):
-                os.kill(pid, number)
-
-
-def await_in(job: started, condition: Callable[[], object]) -> None:
-    """Wait for what a job is about to do, as ``resuming.await_in`` does."""
-    resuming.await_in(job, lambda: bool(condition()), PATIENCE_SECONDS)
 
 
 def in_one_line(result: Result) -> str:
