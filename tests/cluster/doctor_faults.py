@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
-import pytest
 from broken import (
     NAMES,
     blocked_ports,
@@ -34,15 +33,7 @@ FAKETIME = Path("/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1")
 DOCTOR = ["python", "-m", "hvdtrain", "doctor", "--framework", "torch"]
 # so that hosts run this checkout
 PYTHONPATH = os.pathsep.join([str(Path(hvdtrain.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
-SLOTS = {"h1": 2, "h2": 1, "h3": 1}
 Fault = AbstractContextManager[None]
-
-
-def new_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Give a folder for all hosts to show, with the jobs' working directory, ``work``, in it."""
-    folder = tmp_path_factory.mktemp("doctor")
-    (folder / "work" / "runs").mkdir(parents=True)
-    return folder
 
 
 @contextmanager

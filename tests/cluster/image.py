@@ -168,15 +168,8 @@ def succeed(command: list[str], **options: dict[str, str]) -> str:
     """Run a command of the build to its good end; its output goes to stderr as it comes."""
     log = tempfile.TemporaryFile(mode="w+")  # noqa: SIM115
     with log:
-        done = subprocess.run(
-            command,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            text=True,
-            timeout=_BUILD_SECONDS,
-            check=False,
-            **options,
-        )
+        streams = {"stdout": subprocess.PIPE, "stderr": log, "text": True}
+        done = subprocess.run(command, **streams, timeout=_BUILD_SECONDS, check=False, **options)
         log.seek(0)
         said = done.stdout + log.read()
     assert done.returncode == 0, f"{' '.join(command[:8])} ... ended with {done.returncode}:\n{said[-6000:]}"

@@ -21,17 +21,9 @@ class Namespaces:
     """
 
     def __init__(self, name: str | None, commands: list[list[str]], remove: list[Path] | None = None) -> None:
+        unshare = ["unshare", "--net", "--mount", "--uts", "--propagation", "private"]
         self._holder = subprocess.Popen(
-            [
-                "unshare",
-                "--net",
-                "--mount",
-                "--uts",
-                "--propagation",
-                "private",
-                sys.executable,
-                str(_HOLDER),
-            ],
+            [*unshare, sys.executable, str(_HOLDER)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

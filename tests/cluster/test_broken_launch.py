@@ -1,6 +1,9 @@
-"""Hosts that the launcher cannot use: the job ends in time, says which host and why, and leaves nothing."""
+"""Broken clusters: a job ends in time, says which host and why, and leaves nothing."""
 
 import contextlib
+import re
+import time
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -9,6 +12,8 @@ from broken import (
     blocked_ports,
     home,
     instead,
+    left_running,
+    package,
     renamed_interface,
     text_instead,
     unplugged,
@@ -16,9 +21,42 @@ from broken import (
     without_name,
     without_sshd,
 )
-from broken_jobs import LIMIT_SECONDS, command, fails, nothing_left
 from hosts import Cluster
 from support import jobs
+
+LIMIT_SECONDS = 240  # 5 to 45 on an idle machine; where nobody notices, a job waits for ever
+
+
+def command(cluster: Cluster, controller: str, run_dir: Path, *options: str, hosts: str = "") -> list[str]:
+    """Return the command that trains on all slots of a cluster, or of other hosts."""
+    hosts = hosts or cluster.words()
+    workers = sum(int(word.partition(":")[2]) for word in hosts.split(","))
+    # what Horovod found out about the hosts before they broke does not count
+    launcher = ["horovodrun", "--disable-cache", f"--{controller}", "-np", str(workers), "-H", hosts]
+    training = ["python", "-m", "hvdtrain", "--framework", "torch", "--run-dir", str(run_dir)]
+    return [*launcher, *training, *(options or ("--steps", "30"))]
+
+
+def fails(cluster: Cluster, controller: str, tmp_path: Path, *told: str, hosts: str = "") -> None:
+    """Train on a broken cluster: it must end in time, with this said, and with nothing left."""
+    since = time.monotonic()
+    words = command(cluster, controller, tmp_path / "run", hosts=hosts)
+    result = cluster.head.run(words, cwd=tmp_path, timeout=LIMIT_SECONDS)
+    assert time.monotonic() - since < LIMIT_SECONDS
+    assert result.returncode == 3, result.output
+    for pattern in told:
+        assert re.search(pattern, result.output), f"{pattern} is not in:\n{result.output}"
+    assert "Traceback" not in result.output, result.output
+    nothing_left(cluster)
+
+
+def nothing_left(cluster: Cluster, seconds: float = LIMIT_SECONDS, *, but: str = "") -> None:
+    deadline = time.monotonic() + seconds
+    while (
+        left := {n: p for n, p in left_running(cluster).items() if n != but}
+    ) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not left
 
 
 @pytest.fixture(scope="module")
@@ -92,3 +130,57 @@ def test_a_working_directory_that_a_host_lacks(cluster, tmp_path):
 def test_ports_that_are_blocked(cluster, tmp_path):
     with blocked_ports(cluster.hosts["h2"]):
         fails(cluster, "gloo", tmp_path, "unable to connect|cannot connect|check connectivity", "h2")
+
+
+def test_horovod_without_an_extension(cluster, tmp_path):
+    (tmp_path / "empty").mkdir()
+    with instead(cluster.hosts["h2"], package("horovod") / "torch", tmp_path / "empty"):
+        fails(cluster, "mpi", tmp_path, "rank 2 on h2: .*no extension for PyTorch")
+
+
+def test_another_version_of_torch(cluster, tmp_path):
+    version = package("torch") / "version.py"
+    other = re.sub(r"(__version__ = ')[\d.]+", r"\g<1>1.2.3", version.read_text())
+    with text_instead(cluster.hosts["h2"], version, other, tmp_path):
+        fails(cluster, "gloo", tmp_path, r"rank 2 on h2: .*PyTorch 1\.2\.3")
+
+
+@contextmanager
+def training(cluster, controller, tmp_path):
+    """Context with a job that trains until something ends it."""
+    words = command(cluster, controller, tmp_path / "run", "--steps", "1000000", "--log-every", "1")
+    log = tmp_path / "run" / "metrics.jsonl"
+    with cluster.head.started(words, cwd=tmp_path) as job:
+        job.until(lambda: log.exists() and log.read_text().count("\n") >= 5, LIMIT_SECONDS)
+        yield job
+
+
+@pytest.mark.parametrize(("host", "program"), [("h1", "ssh"), ("h2", "prted")])
+def test_a_killed_ssh_client_or_daemon_of_mpirun_is_no_success(cluster, tmp_path, host, program):
+    with training(cluster, "mpi", tmp_path) as job:
+        cluster.hosts[host].namespaces.kill(program)
+        result = job.wait(LIMIT_SECONDS)
+    assert result.returncode == 3, result.output
+    assert re.search(r"horovodrun: .*rank 2 \(host h2, slot 0\) ended before", result.output)
+    nothing_left(cluster)
+
+
+@pytest.mark.parametrize("controller", jobs.CONTROLLERS)
+def test_a_host_that_goes_away_while_training(cluster, tmp_path, controller):
+    host = cluster.hosts["h2"]
+    with training(cluster, controller, tmp_path) as job:
+        with unplugged(host):
+            result = job.wait(LIMIT_SECONDS)
+            nothing_left(cluster, but="h2")
+            # the host itself gives up, too: its worker at once, Open MPI's daemon somewhat later
+            deadline = time.monotonic() + LIMIT_SECONDS
+            while any(p.startswith("python") for p in left_running(cluster).get("h2", [])):
+                assert time.monotonic() < deadline
+                time.sleep(0.2)
+        host.namespaces.kill("prted")
+    assert result.returncode == 3, result.output
+    assert "rank 0 on h1: host h2 (rank 2) is gone" in result.output
+    summary = jobs.Run(tmp_path / "run", result).summary
+    assert summary["status"] == "failed"
+    # the folder is shared, so the host that is cut off may write last
+    assert re.search(r"host (h2 \(rank 2\)|h1 \(ranks 0, 1\)) is gone", summary["error"])

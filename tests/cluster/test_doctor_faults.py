@@ -17,7 +17,10 @@ HOSTS = {"h1": 2, **{f"h{number}": 1 for number in range(2, 10)}}
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    return faults.new_folder(tmp_path_factory)
+    """A folder for all hosts to show, with the jobs' working directory, ``work``, in it."""
+    folder = tmp_path_factory.mktemp("doctor")
+    (folder / "work" / "runs").mkdir(parents=True)
+    return folder
 
 
 @pytest.fixture(scope="module")
@@ -26,9 +29,9 @@ def cluster(folder):
         yield cluster
 
 
-def doctor(cluster: Cluster, folder: Path, *words: str):
-    words = (*faults.DOCTOR, *words)
-    return cluster.head.run(list(words), cwd=folder / "work", timeout=SECONDS, PYTHONPATH=faults.PYTHONPATH)
+def doctor(cluster: Cluster, folder: Path, *words: str, launched: tuple[str, ...] = ()):
+    command = [*launched, *faults.DOCTOR, *words]
+    return cluster.head.run(command, cwd=folder / "work", timeout=SECONDS, PYTHONPATH=faults.PYTHONPATH)
 
 
 def hostfile(folder: Path, *names: str, **slots: int) -> str:
@@ -38,23 +41,26 @@ def hostfile(folder: Path, *names: str, **slots: int) -> str:
     return str(path)
 
 
-def document(result) -> dict:
-    assert result.stdout.startswith("{"), result.output
-    return json.loads(result.stdout)
+def findings(result) -> list[dict]:
+    """Return what a report says; a launcher may print more lines."""
+    lines = [line for line in result.stdout.splitlines() if line.startswith('{"format"')]
+    assert len(lines) == 1, result.output
+    return json.loads(lines[0])["findings"]
 
 
 def wrong(result, verdict: str) -> dict[str, set[str]]:
     """Return the checks with a verdict by host."""
     found: dict[str, set[str]] = {}
-    for finding in document(result)["findings"]:
+    for finding in findings(result):
         if finding["verdict"] == verdict:
             found.setdefault(finding["host"], set()).add(finding["check"])
     return found
 
 
 def said(result, host: str, check: str) -> str:
-    findings = document(result)["findings"]
-    return next(f"{f['found']} | {f['remedy']}" for f in findings if (f["host"], f["check"]) == (host, check))
+    return next(
+        f"{f['found']} | {f['remedy']}" for f in findings(result) if (f["host"], f["check"]) == (host, check)
+    )
 
 
 # Faults that one examination finds together: the host at fault, the checks that fail there, and what the
@@ -154,6 +160,35 @@ def test_a_healthy_cluster_is_green(cluster, folder):
     assert "3 hosts: ready\n" in result.stdout
     assert not [word for word in ("FAIL", "warning", " X ", " ! ") if word in result.stdout], result.stdout
     assert max(map(len, result.stdout.splitlines())) <= 100
+
+
+LAUNCHED = ("-np", "4", "-H", "h1:2,h2:1,h3:1")
+
+
+def test_under_the_launcher_a_healthy_cluster_is_green_and_horovod_starts(cluster, folder):
+    result = doctor(cluster, folder, launched=("horovodrun", "--mpi", *LAUNCHED))
+    assert result.returncode == 0, result.output[-3000:]
+    assert result.stdout.count("3 hosts: ready") == 1
+    assert result.stdout.count("Horovod starts") == 1
+    assert "FAIL" not in result.stdout
+    assert "warning" not in result.stdout
+
+
+@pytest.mark.skipif(not faults.FAKETIME.exists(), reason="needs libfaketime (apt install faketime)")
+def test_under_the_launcher_several_faults_are_named_each_with_its_host(cluster, folder):
+    work = folder / "work"
+    with (
+        faults.other_torch(cluster, work, "h2"),
+        faults.missing_extension(cluster, work, "h3"),
+        faults.runs_not_shared(cluster, work, "h2"),
+        faults.clock_ahead(cluster, work, "h3"),
+        faults.own_name_unknown(cluster, work, "h2"),
+    ):
+        result = doctor(cluster, folder, "--json", launched=("horovodrun", "--gloo", *LAUNCHED))
+    assert result.returncode == 3, result.output[-3000:]
+    fails = {"h2": {"PyTorch", "Horovod for PyTorch", "own name"}, "h3": {"Horovod for PyTorch"}}
+    assert wrong(result, "fail") == fails
+    assert wrong(result, "warn") == {"h2": {"run directory"}, "h3": {"clock"}}
 
 
 def test_nothing_is_left_in_the_run_directory(cluster, folder):

@@ -55,13 +55,6 @@ def folder(cluster, tmp_path_factory):
     return tmp_path_factory.mktemp("job")
 
 
-def wait_for(found):
-    until = time.monotonic() + SECONDS
-    while not found():
-        assert time.monotonic() < until
-        time.sleep(0.05)
-
-
 def read(path):
     return path.read_text() if path.exists() else ""
 
@@ -70,7 +63,7 @@ def read(path):
 def test_a_frozen_process_is_killed_over_ssh_and_a_lost_host_holds_nobody_up(cluster, folder, way):
     (folder / "start.py").write_text(STARTER)
     with cluster.head.started([sys.executable, "start.py"], cwd=folder, PYTHONPATH=str(ROOT)) as job:
-        wait_for(lambda: read(folder / "pid"))
+        job.until(lambda: read(folder / "pid"))
         pid = int(read(folder / "pid"))
         since = psutil.Process(pid).create_time()
         os.kill(pid, signal.SIGSTOP)
@@ -100,11 +93,11 @@ def test_workers_come_and_go_with_the_hosts(cluster, folder):
         return {name: world for name, world in worlds.items() if world[:1] == [str(generation)]}
 
     with cluster.head.started(words, cwd=folder, PYTHONPATH=str(ROOT)) as job:
-        wait_for(lambda: len(in_world(1)) == 2)
+        job.until(lambda: len(in_world(1)) == 2)
         (lost,) = [world for name, world in in_world(1).items() if world[1] == "1"]
         hosts.write_text("h1:1\nh3:1\n")  # h2 is to leave; its worker is killed before it can
         os.kill(int(lost[3]), signal.SIGKILL)
-        wait_for(lambda: any(len(in_world(generation)) == 2 for generation in (2, 3, 4)))
+        job.until(lambda: any(len(in_world(generation)) == 2 for generation in (2, 3, 4)))
         job.process.send_signal(signal.SIGTERM)
         result = job.wait(SECONDS)
     assert result.returncode == 75, result.output

@@ -21,7 +21,7 @@ class Faults:
         refused: writes whose path has these words in it are answered with 403, as a full bucket may do.
         delay_seconds: how long each request waits.
         is_down: whether connections are refused; requests that are open are cut.
-        is_frozen: whether nothing is answered; connections stay open.
+        is_frozen: whether nothing is answered; connections stay open until it ends, and are cut then.
     """
 
     def __init__(self, application) -> None:
@@ -71,9 +71,10 @@ class Faults:
     def __call__(self, environ, start_response):
         """Answer a request; a cut ends its connection, as the end of a server does."""
         time.sleep(self.delay_seconds)
+        was_frozen = self.is_frozen
         while self.is_frozen and not self.is_down:
             time.sleep(_LOOK_SECONDS)
-        if self.is_down:
+        if was_frozen or self.is_down:
             return _cut(environ, [])
         size, content = int(environ.get("CONTENT_LENGTH") or 0), environ["wsgi.input"]
         if size > (self.cut_after_sent_bytes or size) and self._takes("cuts_left"):
