@@ -25,11 +25,7 @@ def instead(host: Host, path: Path, source: Path) -> Iterator[None]:
 
 @contextmanager
 def text_instead(host: Host, path: Path, text: str, folder: Path) -> Iterator[None]:
-    """Context in which a host reads another text in the place of a file.
-
-    Args:
-        folder: where the text is put; the host must see it.
-    """
+    """Context in which a host reads another text, put into a folder that it sees, in the place of a file."""
     source = folder / uuid.uuid4().hex
     source.write_text(text)
     source.chmod(0o600 if ".ssh" in path.parts else 0o644)

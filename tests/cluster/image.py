@@ -75,16 +75,7 @@ def awaited(folder: Path, seconds: float = _BUILD_SECONDS + 300) -> Path:
 
 
 def build(cache_dir: Path, dockerfile: str = "docker/Dockerfile", **arguments: str) -> Path:
-    """Build an image and give its root file system.
-
-    Args:
-        cache_dir: an empty folder for everything that is made; `remove` takes it away again.
-        dockerfile: from the project's folder.
-        arguments: build arguments, in place of those that the Dockerfile has.
-
-    Raises:
-        AssertionError: a step failed; with the end of its output.
-    """
+    """Build an image in an empty folder, which `remove` takes away again; give its root file system."""
     storage = Storage(cache_dir)
     if not storage.has(BASE):
         _make_base(storage)

@@ -41,11 +41,7 @@ rmdir /old
 
 
 def image_hosts(folder: Path, addresses: dict[str, str], root: Path, shared: Path) -> dict[str, HostFiles]:
-    """Write the private files of hosts below ``folder``, and say how each uses them and the image.
-
-    Every host has an overlay of its own over the image. ``shared`` and the volume of ssh keys are all that
-    they have in common; both belong to the image's user. The image's entry point makes the keys.
-    """
+    """Write the private files of hosts, each an overlay over the image; they share keys and ``shared``."""
     user = _user(root)
     names = "".join(f"{address}\t{name}\n" for name, address in addresses.items())
     (folder / "hosts").write_text(f"127.0.0.1\tlocalhost\n{names}")

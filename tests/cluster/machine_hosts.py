@@ -29,29 +29,17 @@ done
 
 @dataclass(frozen=True)
 class HostFiles:
-    """A host's file systems.
+    """A host's file systems, and its ssh daemon."""
 
-    Attributes:
-        mounts: Commands that set them up, inside the host's namespaces.
-        prefix: Words that give a command the host's user and environment.
-        sshd: The command that starts the ssh daemon, with that prefix.
-        port: On which the daemon listens.
-        ready: A command for the head that ends well when all hosts let it in.
-    """
-
-    mounts: list[list[str]]
-    prefix: list[str]
+    mounts: list[list[str]]  # commands that set them up, inside the host's namespaces
+    prefix: list[str]  # gives a command the host's user and environment
     sshd: list[str]
     port: int
-    ready: list[str]
+    ready: list[str]  # for the head: ends well when all hosts let it in
 
 
 def machine_hosts(folder: Path, addresses: dict[str, str]) -> dict[str, HostFiles]:
-    """Write the private files of all hosts below ``folder``, and say how each uses them.
-
-    Every host has a home of its own at one path, /etc/hosts with all names, and one key pair is
-    valid on all of them. Host keys differ, and are known beforehand: nobody skips a check.
-    """
+    """Write the private files of all hosts: a home each, all names, one key pair, known host keys."""
     home = folder / "home"
     home.mkdir()
     (folder / "passwd").write_text(_passwd(home))

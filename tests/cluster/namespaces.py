@@ -12,13 +12,7 @@ _END_SECONDS = 120
 
 
 class Namespaces:
-    """A network, a name and mounts of their own; all that runs in them ends with `close`.
-
-    Args:
-        name: What the host calls itself, or None for this machine's name.
-        commands: Run in the new namespaces first, as root; each must end well.
-        remove: Folders to remove when everything has ended, also when this process was killed.
-    """
+    """A network, a name and mounts of their own; all in them ends with `close`, or with this process."""
 
     def __init__(self, name: str | None, commands: list[list[str]], remove: list[Path] | None = None) -> None:
         unshare = ["unshare", "--net", "--mount", "--uts", "--propagation", "private"]

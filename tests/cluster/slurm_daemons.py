@@ -64,12 +64,7 @@ def unavailable() -> str | None:
 
 
 class Slurm:
-    """Context with a Slurm whose nodes are the hosts of a cluster, with as many CPUs as they have slots.
-
-    Args:
-        cluster: The hosts. The controller runs on the head, and commands are typed there.
-            The configuration, state and logs go to the folder ``slurm`` in the one that they share.
-    """
+    """Context with a Slurm whose nodes are the hosts of a cluster; its files are in what they share."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster, self._folder = cluster, cluster.hostfile.parent / "slurm"
@@ -127,11 +122,7 @@ class Slurm:
         return self.state(job)
 
     def await_that(self, condition: Callable[[], bool], said: str, timeout: float) -> None:
-        """Wait until something holds.
-
-        Raises:
-            AssertionError: where it does not in time.
-        """
+        """Wait until something holds; fail where it does not in time."""
         deadline = time.monotonic() + timeout
         while not condition():
             assert time.monotonic() < deadline, f"not in {timeout} s: {said}\n{self._all()}"

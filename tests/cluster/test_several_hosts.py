@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 from cluster_jobs import launcher, train
 from hosts import Cluster
-from support.jobs import CONTROLLERS, shared_run
+from support.jobs import CONTROLLERS, temporary_folder
+from support.jobs import train as train_here
 
 STEPS, TOLERANCE = 50, 1e-4  # the tolerance of the design's promise
 OPTIONS = ("--steps", str(STEPS), "--log-every", "1", "--global-batch-size", "48")
@@ -23,7 +24,7 @@ def test_three_hosts_draw_the_curve_of_one_worker(controller, framework, cluster
     options = ("--framework", framework, *OPTIONS)
     folder = tmp_path_factory.mktemp("job")
     run = train(cluster, launcher(cluster, controller), *options, folder=folder)
-    alone = shared_run(1, "none", *options)
+    alone = train_here(1, "none", *options, cwd=temporary_folder(), OMP_NUM_THREADS="1")
     assert len(run.losses) == len(alone.losses) == STEPS
     assert np.max(np.abs(np.asarray(run.losses) / np.asarray(alone.losses) - 1)) < TOLERANCE
     spoken = {"mpi": "MPI", "gloo": "Gloo"}[controller]

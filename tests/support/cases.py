@@ -37,10 +37,7 @@ def _handlers_kept() -> Iterator[None]:
 
 
 def command_line(words: list[str]) -> int:
-    """Do what ``python -m hvdtrain`` does with these words; return its exit code.
-
-    All of it runs, but its last call: the process, which has other cases to run, does not end.
-    """
+    """Do what ``python -m hvdtrain`` does with these words but end the process; return its exit code."""
     from hvdtrain.cli import main
 
     end = os._exit

@@ -16,11 +16,7 @@ SECONDS = 60.0
 
 
 def accept_worker(connection: socket.socket, job_key: str, seconds: float = 30.0) -> str:
-    """Carry out the driver's side of the handshake on a blocking connection, and return the worker's name.
-
-    Raises:
-        OSError: If the connection ends or times out, or if the other end does not know the key.
-    """
+    """Carry out the driver's side of the handshake on a blocking connection; return the worker's name."""
     connection.settimeout(seconds)
     handshake = DriverHandshake(job_key)
     connection.sendall(handshake.opening)

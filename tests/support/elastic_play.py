@@ -37,14 +37,7 @@ LIMITS = Limits(wanted=2, least=1, most=4)
 
 
 class Play:
-    """A job whose workers do what the test says.
-
-    Attributes:
-        now: the time.
-        members: the state machine.
-        actions: all actions so far.
-        worlds: the worlds that each worker was told to enter.
-    """
+    """A job whose workers do what the test says; ``worlds`` are those that each worker was sent to."""
 
     def __init__(
         self, limits: Limits = LIMITS, hosts: tuple[tuple[str, int], ...] = (("h1", 4),), **options

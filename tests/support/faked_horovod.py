@@ -21,12 +21,7 @@ NAMES = (
 
 
 class FakedHorovod:
-    """Replaces Horovod's reductions for the threads of ``run``.
-
-    Attributes:
-        begun: for each rank, the names of what it has begun, in order.
-        failing: for each rank, the name of the sum that fails when it is waited for; None: none fails.
-    """
+    """Replaces the reductions for the threads of ``run``; ``failing`` names the sum that fails, by rank."""
 
     def __init__(self, monkeypatch, size=2):
         self.begun = [[] for _ in range(size)]

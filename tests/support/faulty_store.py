@@ -50,11 +50,7 @@ class FaultyFileSystem(MemoryFileSystem):
 
 
 class FaultyStore:
-    """What a test has of the file system.
-
-    Attributes:
-        url: the URL of a folder in it.
-    """
+    """What a test has of the file system; ``url`` is a folder in it."""
 
     url = "faulty://bucket/run"
 

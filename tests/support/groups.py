@@ -85,12 +85,7 @@ def group_of(test_id: str) -> str:
 
 
 def seconds_of(group: str, count: int) -> float:
-    """Return how long a group of tests takes, roughly.
-
-    Args:
-        group: its name, or a file's path.
-        count: the number of its tests.
-    """
+    """Return how long a group of so many tests takes, roughly; its name may be a file's path."""
     name = "/".join(Path(group).with_suffix("").parts[-2:])
     folder = name.partition("/")[0]
     return SECONDS.get(name, count * _SECONDS_OF_A_TEST.get(folder, _SECONDS_OF_A_JOB))

@@ -232,12 +232,6 @@ def train(
     return Run(folder, result)
 
 
-@functools.cache
-def shared_run(workers: int, controller: str, *options: str) -> Run:
-    """Train once per set of options, with one thread a worker, as pools do (pool.py)."""
-    return train(workers, controller, *options, cwd=temporary_folder(), OMP_NUM_THREADS="1")
-
-
 def temporary_folder() -> Path:
     return Path(tempfile.mkdtemp(dir=_root()))
 

@@ -16,12 +16,7 @@ _START_SECONDS = 300
 
 
 class MlflowServer:
-    """A server whose data stay in a folder when it is killed.
-
-    Args:
-        folder: the folder.
-        port: where it listens, on loopback.
-    """
+    """A server on a port of loopback whose data stay in a folder when it is killed."""
 
     def __init__(self, folder: Path, port: int) -> None:
         self.folder, self.port = folder, port

@@ -15,14 +15,7 @@ def truncated(content: bytes, count: int) -> Iterator[tuple[str, bytes]]:
 def changed(
     content: bytes, count: int, within: int | None = None, seed: int = 0
 ) -> Iterator[tuple[str, bytes]]:
-    """Yield a content with a byte changed, and with several.
-
-    Args:
-        content: what is damaged.
-        count: how many damaged ones to yield.
-        within: change the first so many bytes only; any if None.
-        seed: of the choice.
-    """
+    """Yield a content with a byte changed, and with several, of the first ``within`` if given."""
     chosen = random.Random(seed)
     for place in range(count):
         damaged = bytearray(content)
@@ -54,14 +47,7 @@ def replaced() -> Iterator[tuple[str, bytes]]:
 def every(
     content: bytes, count: int, header: int = 0, numbers: tuple[int, ...] = ()
 ) -> Iterator[tuple[str, bytes]]:
-    """Yield all of these of one content, ``count`` of each of the kinds that have no number of their own.
-
-    Args:
-        content: what is damaged.
-        count: truncations, and changes of the content and of its header.
-        header: length of its header.
-        numbers: where big-endian sizes of 4 bytes lie.
-    """
+    """Yield all of these of one content; ``numbers`` is where big-endian sizes of 4 bytes lie."""
     yield from truncated(content, count)
     yield from changed(content, count)
     if header:

@@ -31,11 +31,6 @@ def observed(framework, task_class, start=None, **options) -> Observation:
 
 
 def compared(task_class, **options) -> Result:
-    """Return what the command ``parity`` finds of a task.
-
-    Args:
-        task_class: its class.
-        options: config fields.
-    """
+    """Return what the command ``parity`` finds of a task with these config fields."""
     left = observed("torch", task_class, **options)
     return judge(left, observed("tf", task_class, left.initial, **options))

@@ -1,4 +1,4 @@
-"""Two small tasks whose models are twins but for one mistake, planted in one of the frameworks."""
+"""Small tasks whose models are twins but for one mistake, planted in one of the frameworks."""
 
 import numpy as np
 
@@ -8,8 +8,8 @@ class Words:
 
     defaults = {"steps": 12, "batch_size": 8, "learning_rate": 0.05, "seed": 3}  # noqa: RUF012
 
-    def __init__(self, mistake="", side="tf"):
-        self.mistakes = {"torch": "", "tf": ""} | {side: mistake}
+    def __init__(self, mistake=""):
+        self.mistake = mistake
 
     def train_data(self):
         tokens = np.random.RandomState(0).randint(0, 12, (64, 7))
@@ -22,8 +22,6 @@ class Words:
         from torch.nn.functional import cross_entropy
 
         outputs, targets = model(batch["inputs"]), batch["targets"].long()
-        if self.mistakes["torch"] == "label shift":
-            outputs, targets = outputs[:, :-1], targets[:, 1:]
         losses = cross_entropy(outputs.flatten(0, 1), targets.flatten(), reduction="none")
         return losses.view(targets.shape).mean(1), {}
 
@@ -31,7 +29,7 @@ class Words:
         import keras
 
         outputs, targets = model(batch["inputs"]), batch["targets"]
-        if self.mistakes["tf"] == "label shift":
+        if self.mistake == "label shift":
             outputs, targets = outputs[:, :-1], targets[:, 1:]
         losses = keras.losses.sparse_categorical_crossentropy(targets, outputs, from_logits=True)
         return keras.ops.mean(losses, axis=1), {}
@@ -40,13 +38,13 @@ class Words:
         from torch import nn
         from torch.nn import functional as F
 
-        mistake = self.mistakes["torch"]
+        mistake = self.mistake
 
         class Model(nn.Module):
             def __init__(self):
                 super().__init__()
                 self.tokens = nn.Embedding(12, 16)
-                self.norm = nn.LayerNorm(16, eps=1e-6 if mistake == "epsilon" else 1e-5)
+                self.norm = nn.LayerNorm(16, eps=1e-5)
                 self.qkv = nn.Linear(16, 48)
                 self.projection = nn.Linear(16, 16)
                 self.wide = nn.Linear(16, 32)
@@ -69,14 +67,12 @@ class Words:
         import keras
         from keras import layers, ops
 
-        mistake = self.mistakes["tf"]
-
         def split(x):
             return ops.transpose(ops.reshape(x, (-1, 6, 3, 2, 8)), (2, 0, 3, 1, 4))
 
         tokens = keras.Input((6,), dtype="int32")
         x = 8 * layers.Embedding(12, 16, name="tokens")(tokens)
-        y = layers.LayerNormalization(epsilon=1e-6 if mistake == "epsilon" else 1e-5, name="norm")(x)
+        y = layers.LayerNormalization(epsilon=1e-6 if self.mistake == "epsilon" else 1e-5, name="norm")(x)
         q, k, v = ops.unstack(split(layers.Dense(48, name="qkv")(y)), 3)
         scores = ops.matmul(q, ops.transpose(k, (0, 1, 3, 2))) * (8**-0.5)
         seen = np.tril(np.ones((6, 6)))
@@ -94,8 +90,8 @@ class Pictures:
     loss, metrics = "cross_entropy", {}
     defaults = {"steps": 12, "batch_size": 8, "learning_rate": 0.05, "seed": 3}  # noqa: RUF012
 
-    def __init__(self, mistake="", side="tf"):
-        self.mistakes = {"torch": "", "tf": ""} | {side: mistake}
+    def __init__(self, mistake=""):
+        self.mistake = mistake
 
     def train_data(self):
         random = np.random.RandomState(0)
@@ -109,13 +105,13 @@ class Pictures:
         from torch import nn
         from torch.nn import functional as F
 
-        mistake = self.mistakes["torch"]
+        mistake = self.mistake
 
         class Mix(nn.Module):
             def __init__(self):
                 super().__init__()
                 self.kernel = nn.Parameter(torch.zeros(8, 8))
-                self.strength = nn.Parameter(torch.full((8,), 0.5 if mistake == "initial value" else 1.0))
+                self.strength = nn.Parameter(torch.ones(8))
 
             def forward(self, x):
                 return (x @ self.kernel) * self.strength
@@ -141,7 +137,7 @@ class Pictures:
         import keras
         from keras import layers, ops
 
-        mistake = self.mistakes["tf"]
+        mistake = self.mistake
 
         class Mix(layers.Layer):
             def build(self, shape):
@@ -154,13 +150,10 @@ class Pictures:
                 return ops.matmul(x, self.kernel) * self.strength
 
         images = keras.Input((8, 8, 3))
-        x = images
-        if mistake == "padding":
-            x = layers.ZeroPadding2D(1)(x)
+        x = layers.ZeroPadding2D(1)(images) if mistake == "padding" else images
         padding = "valid" if mistake == "padding" else "same"
         x = layers.Conv2D(8, 3, strides=2, padding=padding, name="conv")(x)
-        momentum = 0.1 if mistake == "momentum" else 0.9
-        x = ops.silu(layers.BatchNormalization(momentum=momentum, name="norm")(x))
+        x = ops.silu(layers.BatchNormalization(momentum=0.9, name="norm")(x))
         x = layers.GlobalAveragePooling2D()(x)
         x = layers.Dense(8, activation="tanh", name="hidden")(x)
         return keras.Model(images, layers.Dense(4, name="logits")(Mix(name="mix")(x)))
@@ -175,3 +168,118 @@ class Unlike(Words):
         return Sequential(
             [Input((6,)), layers.Embedding(12, 16, name="words"), layers.Dense(13, name="logits")]
         )
+
+
+class Normed:
+    """Normalizes batches of 64 images, after a convolution and dropout of whole channels."""
+
+    loss, metrics = "cross_entropy", {}
+    defaults = {"batch_size": 64, "learning_rate": 0.05, "seed": 3}  # noqa: RUF012
+
+    def __init__(self, mistake=""):
+        self.mistake = mistake
+
+    def train_data(self):
+        random = np.random.RandomState(0)
+        return random.standard_normal((128, 8, 8, 3)).astype(np.float32), random.randint(0, 4, 128)
+
+    def eval_data(self):
+        return None
+
+    def torch_model(self):
+        from torch import nn
+        from torch.nn import functional as F
+
+        mistake = self.mistake
+
+        class Model(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.conv, self.dropped = nn.Conv2d(3, 8, 3), nn.Dropout2d(0.2)
+                self.norm = nn.BatchNorm2d(8, eps=1e-3)
+                self.logits = nn.Linear(8, 4)
+
+            def forward(self, x):
+                x = self.norm(self.dropped(self.conv(x.permute(0, 3, 1, 2)))).relu().mean((2, 3))
+                return self.logits(F.dropout(x, 0.5, self.training) if mistake == "function" else x)
+
+        return Model()
+
+    def tf_model(self):
+        import keras
+        from keras import layers
+
+        images = keras.Input((8, 8, 3))
+        x = layers.SpatialDropout2D(0.2, name="dropped")(layers.Conv2D(8, 3, name="conv")(images))
+        x = layers.ReLU()(layers.BatchNormalization(momentum=0.9, name="norm")(x))
+        x = layers.GlobalAveragePooling2D()(x)
+        return keras.Model(images, layers.Dense(4, name="logits")(x))
+
+
+class Several:
+    """Has two outputs in a dictionary, whose keys lie in another order, and a norm that computes in fp32."""
+
+    defaults = {"steps": 1, "batch_size": 8, "learning_rate": 0.05, "seed": 3}  # noqa: RUF012
+
+    def __init__(self, mistake=""):
+        self.mistake = mistake
+
+    def train_data(self):
+        random = np.random.RandomState(0)
+        return random.standard_normal((16, 4)).astype(np.float32), random.randint(0, 2, 16)
+
+    def eval_data(self):
+        return None
+
+    def torch_loss(self, model, batch):
+        return (model(batch["inputs"])["b"] ** 2).sum(1), {}
+
+    def tf_loss(self, model, batch):
+        import keras
+
+        return keras.ops.sum(model(batch["inputs"])["b"] ** 2, axis=1), {}
+
+    def torch_model(self):
+        import torch
+        from torch import nn
+
+        class Norm(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.scale = nn.Parameter(torch.ones(4))
+
+            def forward(self, x):
+                wide = x.float()
+                wide = wide * torch.rsqrt((wide**2).mean(-1, keepdim=True) + 1e-6)
+                return self.scale * wide.to(x.dtype)
+
+        class Model(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.norm, self.a, self.b = Norm(), nn.Linear(4, 3), nn.Linear(4, 2)
+
+            def forward(self, x):
+                x = self.norm(x)
+                return {"b": self.b(x), "a": self.a(x)}
+
+        return Model()
+
+    def tf_model(self):
+        import keras
+        from keras import layers, ops
+
+        factor = 2 if self.mistake == "second output" else 1
+
+        class Norm(layers.Layer):
+            def build(self, shape):
+                self.scale = self.add_weight(shape=(4,), name="scale", initializer="ones")
+
+            def call(self, x):
+                wide = ops.cast(x, "float32")
+                wide = wide * ops.rsqrt(ops.mean(wide**2, axis=-1, keepdims=True) + 1e-6)
+                return self.scale * ops.cast(wide, x.dtype)
+
+        inputs = keras.Input((4,))
+        x = Norm(name="norm")(inputs)
+        outputs = {"a": factor * layers.Dense(3, name="a")(x), "b": layers.Dense(2, name="b")(x)}
+        return keras.Model(inputs, outputs)

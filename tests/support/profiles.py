@@ -14,14 +14,7 @@ DAMAGED = gzip.compress(b"")[:10] + b"\xff" * 20
 
 
 def recording(rank: int, ready_ms: float, offset_ms: float = 0.0, reduced_ms: float = 8.0) -> Recording:
-    """Return two steps of 10 ms: 1 ms of reading, then an operation of 2 ms that calls one of 1 ms.
-
-    Args:
-        rank: the worker.
-        ready_ms: when it has its gradients, in a step.
-        offset_ms: how far its clock is from that of rank 0.
-        reduced_ms: when the sums have arrived, in a step.
-    """
+    """Return two steps of 10 ms: 1 ms of reading, then an operation of 2 ms that calls one of 1 ms."""
     start = EPOCH_NS + round(offset_ms * MS)
     offset = ClockOffset(round(offset_ms * MS), 100_000)
     made = Recording(rank, f"host{rank}", start, start + 20 * MS, offset)
@@ -69,12 +62,8 @@ def check_trace(trace: dict[str, Any], workers: int) -> None:
         assert isinstance(event["tid"], int) and event["tid"] > 0  # noqa: PT018
         assert isinstance(event["name"], str)
         if event["ph"] == "M":
-            assert event["name"] in {
-                "process_name",
-                "process_sort_index",
-                "thread_name",
-                "thread_sort_index",
-            }
+            kinds = {f"{of}_{what}" for of in ("process", "thread") for what in ("name", "sort_index")}
+            assert event["name"] in kinds
             if event["name"] == "process_name":
                 named[event["pid"]] = event["args"]["name"]
             if event["name"] == "thread_name":

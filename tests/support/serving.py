@@ -23,11 +23,7 @@ def last_eval(run: Run) -> dict:
 
 
 def hvdtrain(*commands: list[str], cwd: Path, framework: str) -> list[tuple[str, str]]:
-    """Run commands of hvdtrain one after the other, in a process of one framework.
-
-    Returns:
-        What each printed, and its error or nothing.
-    """
+    """Run commands in a process of one framework; return what each printed, and its error or nothing."""
     done = call(Key(framework, "none", 1), "support.cases:commands", cwd, commands=commands)
     assert done.stdout + done.stderr == "", "something chattered"
     return [tuple(result) for result in done.values[0]]

@@ -16,11 +16,7 @@ _SIGNATURE = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
 
 
 def install_torchvision(folder: Path) -> None:
-    """Install the torchvision that belongs to the PyTorch of a set-up for CPUs, in the build that pip finds.
-
-    Raises:
-        subprocess.CalledProcessError: If pip cannot get it.
-    """
+    """Install the torchvision that belongs to the PyTorch of a set-up for CPUs, in any build."""
     lines = (ROOT / "requirements" / "torchvision-cpu.txt").read_text().splitlines()
     wanted = next(line.split()[0] for line in lines if line.startswith("torchvision=="))
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--only-binary", ":all:"]
@@ -28,12 +24,7 @@ def install_torchvision(folder: Path) -> None:
 
 
 def command_line_with_torchvision(words: list[str], torchvision: str) -> int:
-    """Do what ``python -m hvdtrain`` does with these words, in a pool; return its exit code.
-
-    Args:
-        words: the words after ``python -m hvdtrain``.
-        torchvision: the folder of torchvision; empty if it is installed as any package, or not needed.
-    """
+    """Do what ``python -m hvdtrain`` does in a pool, with the torchvision of a folder, if one is given."""
     if torchvision:
         import torch
 

@@ -26,7 +26,26 @@ def names_of(state_names=None):
     return SimpleNamespace(state_names=state_names or {})
 
 
-class TorchSide:
+class Side:
+    """A model's state, which can be read, written and made random."""
+
+    def read(self):
+        return self.state.snapshot().read()
+
+    def write(self, state):
+        self.state.load(state)
+
+    def randomize(self):
+        """Set every weight to a random value, variances to a positive one."""
+        state = self.read()
+        for name, value in state.items():
+            if name.startswith("model/") and value.dtype.kind == "f":
+                drawn = RANDOM.uniform(-0.5, 0.5, value.shape).astype(value.dtype)
+                state[name] = np.abs(drawn) + 0.5 if name.endswith("variance") else drawn
+        self.write(state)
+
+
+class TorchSide(Side):
     """A module, with an optimizer where one is given, as the torch backend holds them."""
 
     def __init__(self, module, optimizer=None, state_names=None):
@@ -37,23 +56,14 @@ class TorchSide:
         self.optimizer = optimizer
         self.state = torch_optimizer_state.TrainingState(tensors, optimizer)
 
-    def read(self):
-        return self.state.snapshot().read()
-
-    def write(self, state):
-        self.state.load(state)
-
     def __call__(self, *inputs):
         self.module.eval()
         with torch.no_grad():
             outputs = self.module(*map(torch.from_numpy, inputs))
         return (outputs[0] if isinstance(outputs, tuple) else outputs).numpy()
 
-    def randomize(self):
-        randomize(self)
 
-
-class KerasSide:
+class KerasSide(Side):
     """A model, with an optimizer where one is given, as the TensorFlow backend holds them."""
 
     def __init__(self, model, optimizer=None, state_names=None):
@@ -63,27 +73,8 @@ class KerasSide:
         self.optimizer.build(model.trainable_variables)
         self.state = keras_optimizer_state.TrainingState(tensors, self.optimizer)
 
-    def read(self):
-        return self.state.snapshot().read()
-
-    def write(self, state):
-        self.state.load(state)
-
     def __call__(self, *inputs):
         return np.asarray(self.model(inputs[0] if len(inputs) == 1 else list(inputs), training=False))
-
-    def randomize(self):
-        randomize(self)
-
-
-def randomize(side):
-    """Set every weight to a random value, variances to a positive one."""
-    state = side.read()
-    for name, value in state.items():
-        if name.startswith("model/") and value.dtype.kind == "f":
-            drawn = RANDOM.uniform(-0.5, 0.5, value.shape).astype(value.dtype)
-            state[name] = np.abs(drawn) + 0.5 if name.endswith("variance") else drawn
-    side.write(state)
 
 
 def model_part(state):
@@ -131,14 +122,7 @@ class KerasHolder(keras.Model):
 
 
 def pair(module, layer, inputs, call=None):
-    """Return both sides of a model of one layer, with random weights.
-
-    Args:
-        module: the torch module.
-        layer: the Keras layer.
-        inputs: arrays that the Keras layer takes; the model is built with them.
-        call: how the torch model calls its module, where that differs.
-    """
+    """Return both sides of a model of one layer with random weights; ``call`` is how torch calls it."""
     model = KerasHolder(layer)
     model(inputs[0] if len(inputs) == 1 else list(inputs))
     left, right = TorchSide(TorchHolder(module, call)), KerasSide(model)

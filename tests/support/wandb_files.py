@@ -35,35 +35,33 @@ def records_of(path: Path) -> Iterator[Any]:
             yield found
 
 
+def parts_of(path: Path, kind: str) -> list[Any]:
+    """Give what the records of a kind hold."""
+    return [getattr(record, kind) for record in records_of(path) if record.WhichOneof("record_type") == kind]
+
+
 def history_of(path: Path) -> list[dict[str, Any]]:
     """Give the rows that were logged."""
-    rows = [record.history for record in records_of(path) if record.WhichOneof("record_type") == "history"]
-    return [{_name(item): json.loads(item.value_json) for item in row.item} for row in rows]
+    return [_values(row.item) for row in parts_of(path, "history")]
 
 
 def config_of(path: Path) -> dict[str, Any]:
     """Give the config as it was last."""
     found: dict[str, Any] = {}
-    for record in records_of(path):
-        kind = record.WhichOneof("record_type")
-        config = record.run.config if kind == "run" else record.config if kind == "config" else None
-        if config is not None:
-            found |= {_name(item): json.loads(item.value_json) for item in config.update}
+    for config in [*(run.config for run in parts_of(path, "run")), *parts_of(path, "config")]:
+        found |= _values(config.update)
     return found
 
 
 def exit_code_of(path: Path) -> int | None:
     """Give the exit code of a run that has ended."""
-    codes = [
-        record.exit.exit_code for record in records_of(path) if record.WhichOneof("record_type") == "exit"
-    ]
-    return codes[-1] if codes else None
+    return next((end.exit_code for end in reversed(parts_of(path, "exit"))), None)
 
 
 def run_id_of(path: Path) -> str:
     """Give the id of the run."""
-    return next(r.run.run_id for r in records_of(path) if r.WhichOneof("record_type") == "run")
+    return parts_of(path, "run")[0].run_id
 
 
-def _name(item: Any) -> str:
-    return "/".join(item.nested_key) or item.key
+def _values(items: Any) -> dict[str, Any]:
+    return {"/".join(item.nested_key) or item.key: json.loads(item.value_json) for item in items}
