@@ -24,6 +24,7 @@ from support import jobs
 GRACE_SECONDS = 60  # what a preempted job gets between its signal and its end
 _TOOLS = ("munged", "slurmctld", "slurmd", "sbatch", "scontrol", "squeue", "sinfo", "srun", "scancel")
 _START_SECONDS = 180
+ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
 _CONFIG = """\
 ClusterName=test
 SlurmctldHost={head}({address})
@@ -107,6 +108,15 @@ class Slurm:
         said = self.run(["sbatch", "--parsable", *words], cwd, **environ)
         return said.strip()
 
+    def output(self, folder: Path, job: str) -> str:
+        """Give what a job that was submitted in a folder has printed."""
+        path = folder / f"slurm-{job}.out"
+        return path.read_text() if path.exists() else ""
+
+    def await_end(self, job: str) -> str:
+        """Wait until a job has ended; give its state."""
+        return self.await_state(job, *ENDED, timeout=jobs.LIMIT_SECONDS)
+
     def state(self, job: str) -> str:
         """Give a job's state, as PENDING, RUNNING or COMPLETED."""
         return self.shown(job)["JobState"]
@@ -121,16 +131,15 @@ class Slurm:
         self.await_that(lambda: self.state(job) in states, f"job {job} is {' or '.join(states)}", timeout)
         return self.state(job)
 
-    def await_that(self, condition: Callable[[], bool], said: str, timeout: float) -> None:
+    def await_that(
+        self, condition: Callable[[], bool], said: str, timeout: float = jobs.LIMIT_SECONDS
+    ) -> None:
         """Wait until something holds; fail where it does not in time."""
         deadline = time.monotonic() + timeout
         while not condition():
-            assert time.monotonic() < deadline, f"not in {timeout} s: {said}\n{self._all()}"
+            shown = ["scontrol", "--oneliner", "show", "job"]
+            assert time.monotonic() < deadline, f"not in {timeout} s: {said}\n{self.run(shown)}{self.logs()}"
             time.sleep(0.1)
-
-    def _all(self) -> str:
-        """Give the jobs, and the ends of the daemons' logs."""
-        return self.run(["scontrol", "--oneliner", "show", "job"]) + self.logs()
 
     def logs(self) -> str:
         """Give the ends of the daemons' logs."""

@@ -60,12 +60,9 @@ def container(host, *words):
     assert ended.returncode in (0, 128 + signal.SIGTERM), ended.output
 
 
-def test_a_worker_serves_the_head_with_the_environment(cluster):
+def test_a_worker_serves_the_head_with_the_environment_and_the_head_insists_on_known_host_keys(cluster):
     said = cluster.head.run(["ssh", "worker1", "hostname; id -un; command -v python; umask"])
     assert said.stdout.split() == ["worker1", "hvdtrain", "/opt/hvdtrain/bin/python", "0022"], said.output
-
-
-def test_the_head_insists_on_known_host_keys(cluster):
     said = cluster.head.run(["ssh", "-o", "UserKnownHostsFile=/dev/null", "worker1", "true"])
     assert said.returncode == 255
     assert "Host key verification failed" in said.stderr
@@ -87,12 +84,12 @@ def test_the_head_names_the_hosts_that_never_came(cluster):
     assert time.monotonic() - started < 55  # the limit would be 60
 
 
-@pytest.mark.parametrize("option", ["--hostfile", "-hostfile", "--hostfile="])
-def test_the_head_reads_host_files(option, cluster, tmp_path):
-    (tmp_path / "hosts.txt").write_text("# two\nhead slots=1\n\nworker9 slots=2  # not here\n")
-    words = [f"{option}{tmp_path}/hosts.txt"] if option.endswith("=") else [option, f"{tmp_path}/hosts.txt"]
-    said = cluster.head.run([ENTRY, "head", "true", *words], **HURRY)
-    assert "from: worker9\n" in said.stderr
+def test_the_head_reads_host_files(cluster, tmp_path):
+    path = tmp_path / "hosts.txt"
+    path.write_text("# two\nhead slots=1\n\nworker9 slots=2  # not here\n")
+    for words in (["--hostfile", str(path)], ["-hostfile", str(path)], [f"--hostfile={path}"]):
+        said = cluster.head.run([ENTRY, "head", "true", *words], **HURRY)
+        assert "from: worker9\n" in said.stderr, words
 
 
 def test_a_head_without_other_hosts_needs_no_key(image_root, tmp_path):
@@ -130,9 +127,9 @@ def test_a_worker_needs_only_the_public_half_of_the_heads_key(cluster, keys, tmp
         assert cluster.hosts["worker1"].run(["hvdtrain-health"]).returncode == 0
 
 
-def test_a_key_that_others_can_read_is_refused(cluster, keys):
-    (keys / "ssh_host_ed25519_key").chmod(0o644)
-    worker = cluster.hosts["worker1"]
+def test_keys_that_others_can_read_or_that_have_a_passphrase_are_refused(cluster, keys):
+    worker, host_key = cluster.hosts["worker1"], keys / "ssh_host_ed25519_key"
+    host_key.chmod(0o644)
     mount(worker, keys)
     said = worker.run([ENTRY, "worker"])
     assert said.returncode == 3
@@ -141,13 +138,10 @@ def test_a_key_that_others_can_read_is_refused(cluster, keys):
     )
     assert "chmod 600" in said.stderr
 
-
-def test_a_key_with_a_passphrase_is_refused(cluster, keys):
+    host_key.chmod(0o600)
     change = ["ssh-keygen", "-q", "-p", "-P", "", "-N", "long enough", "-f", keys / "id_ed25519"]
     subprocess.run(change, check=True, stdout=subprocess.DEVNULL)
     own(keys)
-    worker = cluster.hosts["worker1"]
-    mount(worker, keys)
     said = worker.run([ENTRY, "worker"])
     assert said.returncode == 3
     assert "has a passphrase" in said.stderr
@@ -164,17 +158,12 @@ def test_a_worker_ends_on_sigterm_and_its_health_with_it(cluster):
     assert "Server listening on 0.0.0.0 port 2222" in job.result().stderr
 
 
-def test_a_head_without_a_command_stays(cluster):
+def test_a_head_without_a_command_stays_and_any_other_command_runs_as_it_is(cluster):
     with container(cluster.head, "head") as job:
         assert cluster.head.run(["hvdtrain-health"]).returncode == 0
         assert job.process.poll() is None
-
-
-def test_any_other_command_runs_as_it_is(cluster):
     said = cluster.head.run([ENTRY, "sh", "-c", "umask; exit 7"], HVDTRAIN_UMASK="0027")
     assert (said.returncode, said.stdout.strip()) == (7, "0027")
     said = cluster.head.run([ENTRY, "worker", "python"])
-    assert (said.returncode, said.stderr.splitlines()[0]) == (
-        2,
-        "hvdtrain: worker takes no more words; found: python.",
-    )
+    assert said.returncode == 2
+    assert said.stderr.splitlines()[0] == "hvdtrain: worker takes no more words; found: python."

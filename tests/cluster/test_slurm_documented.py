@@ -12,9 +12,7 @@ from support.documents import ROOT, blocks
 
 from hvdtrain.cli import cli
 
-ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
 NODES = ("n1", "n2", "n3", "n4")  # the command for GPUs asks for four
-LIMIT_SECONDS = 300
 
 
 @pytest.fixture(scope="module")
@@ -46,15 +44,8 @@ def summary(folder: Path, job: str) -> dict:
 def trains(slurm: Slurm, folder: Path, job: str) -> None:
     """Wait until a job has trained since it was last started."""
     slurm.await_that(
-        lambda: "eval  step" in output(folder, job).rpartition("set for you")[2],
-        f"job {job} trains",
-        LIMIT_SECONDS,
+        lambda: "eval  step" in slurm.output(folder, job).rpartition("set for you")[2], f"job {job} trains"
     )
-
-
-def output(folder: Path, job: str) -> str:
-    path = folder / f"slurm-{job}.out"
-    return path.read_text() if path.exists() else ""
 
 
 def test_the_section_from_the_first_command_to_a_job_that_another_took_up(slurm, shared):
@@ -67,23 +58,23 @@ def test_the_section_from_the_first_command_to_a_job_that_another_took_up(slurm,
     (job,) = re.findall(r"number (\d+)", said)
     trains(slurm, shared, job)
     said_by(slurm, stops, shared, job)
-    slurm.await_that(lambda: slurm.shown(job)["Restarts"] == "1", f"job {job} is requeued", LIMIT_SECONDS)
+    slurm.await_that(lambda: slurm.shown(job)["Restarts"] == "1", f"job {job} is requeued")
     assert summary(shared, job)["status"] == "stopped"
 
-    slurm.await_that(lambda: "starts from" in output(shared, job), f"job {job} goes on", LIMIT_SECONDS)
+    slurm.await_that(lambda: "starts from" in slurm.output(shared, job), f"job {job} goes on")
     trains(slurm, shared, job)
     cancels, _, submits = takes_up.partition("\n")
     said_by(slurm, cancels, shared, job)
-    assert slurm.await_state(job, *ENDED, timeout=LIMIT_SECONDS) == "CANCELLED"
+    assert slurm.await_end(job) == "CANCELLED"
     stopped = summary(shared, job)
     assert (stopped["status"], stopped["error"]) == ("stopped", "SIGTERM came")
 
     short = submits.replace("--epochs 30", f"--steps {stopped['steps'] + 5}")
     (other,) = re.findall(r"Submitted batch job (\d+)", said_by(slurm, short, shared, job))
-    assert slurm.await_state(other, *ENDED, timeout=LIMIT_SECONDS) == "COMPLETED"
+    assert slurm.await_end(other) == "COMPLETED"
     assert summary(shared, job)["status"] == "completed"
-    assert "workers        2 on 1 host (n1: 2)" in output(shared, other)
-    assert f"step {stopped['steps']}" in output(shared, other)
+    assert "workers        2 on 1 host (n1: 2)" in slurm.output(shared, other)
+    assert f"step {stopped['steps']}" in slurm.output(shared, other)
     assert slurm.state(job) == "CANCELLED"  # one that were put back would have shown it by now
 
 

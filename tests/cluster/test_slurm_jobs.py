@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from cluster_jobs import YIELDING
 from hosts import Cluster
-from slurm_daemons import GRACE_SECONDS, Slurm
+from slurm_daemons import ENDED, GRACE_SECONDS, Slurm
 from support.documents import ROOT
 from support.jobs import Run
 from support.resumed_tasks import RELEASED
@@ -31,7 +31,6 @@ OPTIONS = (
 )
 HELD_FROM = 10  # the step from which on a job takes its time, until something has happened to it
 SLOW = {**YIELDING, "HVDTRAIN_TEST_SAMPLE_SECONDS": "0.015", "HVDTRAIN_TEST_HELD_FROM": str(HELD_FROM)}
-ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
 LIMIT_SECONDS = 300
 
 
@@ -74,7 +73,7 @@ def preempt(slurm: Slurm, folder: Path, job: str) -> None:
     assert slurm.state(job) == "RUNNING"
     words = ["--partition=urgent", "--nodes=2", "--exclusive", "--output=/dev/null", "--wrap=true"]
     other = slurm.submit(words, folder)
-    assert slurm.await_state(other, *ENDED, timeout=LIMIT_SECONDS) == "COMPLETED"
+    assert slurm.await_end(other) == "COMPLETED"
     (folder / RELEASED).touch()
 
 
@@ -83,28 +82,19 @@ def trains(slurm: Slurm, folder: Path, job: str) -> None:
     deadline = time.monotonic() + LIMIT_SECONDS
     while last_step(folder) < 3:
         state = slurm.state(job)
-        assert state not in ENDED, f"{state}: {output(folder, job)}"
-        assert time.monotonic() < deadline, output(folder, job)
+        assert state not in ENDED, f"{state}: {slurm.output(folder, job)}"
+        assert time.monotonic() < deadline, slurm.output(folder, job)
         time.sleep(0.05)
-
-
-def output(folder: Path, job: str) -> str:
-    path = folder / f"slurm-{job}.out"
-    return path.read_text() if path.exists() else "no output"
 
 
 def completed(slurm: Slurm, folder: Path, job: str) -> None:
     """Wait for a job's good end."""
-    state = slurm.await_state(job, *ENDED, timeout=LIMIT_SECONDS)
-    assert state == "COMPLETED", f"{state}: {output(folder, job)}"
+    state = slurm.await_end(job)
+    assert state == "COMPLETED", f"{state}: {slurm.output(folder, job)}"
 
 
 def is_worker(pid: int) -> bool:
     return b"hvdtrain" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-
-
-def run_in(folder: Path) -> Run:
-    return Run(folder / "run", None)
 
 
 @pytest.fixture(scope="module")
@@ -123,7 +113,7 @@ def test_preempted_and_requeued_it_ends_with_the_result_of_the_uninterrupted_run
     preempt(slurm, tmp_path, job)
     completed(slurm, tmp_path, job)
 
-    said, preempted = output(tmp_path, job), run_in(tmp_path)
+    said, preempted = slurm.output(tmp_path, job), Run(tmp_path / "run", None)
     assert slurm.shown(job)["Restarts"] == "1"
     assert said.count("2 on 2 hosts (n1: 1, n2: 1), coordinated by MPI") == 2
     assert "SIGTERM came" in said
@@ -147,7 +137,7 @@ def test_a_worker_that_is_killed_ends_the_job(slurm, tmp_path, cluster):
     trains(slurm, tmp_path, job)
     (worker,) = (pid for pid in cluster.hosts["n2"].namespaces.pids("python") if is_worker(pid))
     os.kill(worker, signal.SIGKILL)
-    assert slurm.await_state(job, *ENDED, timeout=LIMIT_SECONDS) == "FAILED"
+    assert slurm.await_end(job) == "FAILED"
     assert slurm.shown(job)["Restarts"] == "0"
 
 
