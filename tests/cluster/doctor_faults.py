@@ -1,21 +1,17 @@
-"""Faults of a cluster for doctor, each a context: it is there inside, and healed afterwards.
-
-Every function takes the cluster, a private folder that all hosts show, and the name of the host that is at
-fault.
-"""
+"""Faults of a cluster for doctor, each a context: it is there inside, and healed afterwards."""
 
 import importlib.machinery
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
 
 from broken import (
     NAMES,
     blocked_ports,
     home,
-    instead,
     package,
     renamed_interface,
     text_instead,
@@ -51,15 +47,6 @@ def fill(host: Host, folder: Path | str) -> None:
     assert int(host.run(["stat", "-f", "-c", "%a", str(folder)]).stdout) == 0
 
 
-def wrong_key(cluster: Cluster, folder: Path, name: str) -> Fault:
-    host = cluster.hosts[name]
-    return text_instead(host, home(host) / ".ssh/authorized_keys", "", folder)
-
-
-def unknown_host_key(cluster: Cluster, folder: Path, name: str) -> Fault:
-    return text_instead(cluster.head, *without_host_key(cluster.head, name), folder)
-
-
 def changed_host_key(cluster: Cluster, folder: Path, name: str) -> Fault:
     """The head knows the key of h3 as that of this host."""
     path = home(cluster.head) / ".ssh/known_hosts"
@@ -67,23 +54,6 @@ def changed_host_key(cluster: Cluster, folder: Path, name: str) -> Fault:
     lines[name][1:] = lines["h3"][1:]
     text = "".join(" ".join(words) + "\n" for words in lines.values())
     return text_instead(cluster.head, path, text, folder)
-
-
-def sshd_down(cluster: Cluster, folder: Path, name: str) -> Fault:
-    return without_sshd(cluster.hosts[name])
-
-
-def unknown_name(cluster: Cluster, folder: Path, name: str) -> Fault:
-    return text_instead(cluster.head, NAMES, without_name(cluster.head, name), folder)
-
-
-def own_name_unknown(cluster: Cluster, folder: Path, name: str) -> Fault:
-    host = cluster.hosts[name]
-    return text_instead(host, NAMES, without_name(host, name), folder)
-
-
-def other_interface_name(cluster: Cluster, folder: Path, name: str) -> Fault:
-    return renamed_interface(cluster.hosts[name], "net7")
 
 
 def other_torch(cluster: Cluster, folder: Path, name: str) -> Fault:
@@ -115,27 +85,6 @@ def full_disk(cluster: Cluster, folder: Path, name: str) -> Iterator[None]:
         yield
 
 
-def no_python(cluster: Cluster, folder: Path, name: str) -> Fault:
-    (folder / "empty").mkdir(exist_ok=True)
-    return instead(cluster.hosts[name], Path(sys.executable).parent, folder / "empty")
-
-
-def runs_not_shared(cluster: Cluster, folder: Path, name: str) -> Fault:
-    return mounted(cluster.hosts[name], folder / "runs", "2g")
-
-
-def no_working_directory(cluster: Cluster, folder: Path, name: str) -> Fault:
-    return mounted(cluster.hosts[name], folder.parent, "2g")
-
-
-def host_down(cluster: Cluster, folder: Path, name: str) -> Fault:
-    return unplugged(cluster.hosts[name])
-
-
-def ports_blocked(cluster: Cluster, folder: Path, name: str) -> Fault:
-    return blocked_ports(cluster.hosts[name])
-
-
 @contextmanager
 def clock_ahead(cluster: Cluster, folder: Path, name: str, seconds: int = 10) -> Iterator[None]:
     """All that ssh starts on the host sees another time."""
@@ -149,5 +98,35 @@ def clock_ahead(cluster: Cluster, folder: Path, name: str, seconds: int = 10) ->
         host.start_sshd()
 
 
-def clock_far_ahead(cluster: Cluster, folder: Path, name: str) -> Fault:
-    return clock_ahead(cluster, folder, name, seconds=90)
+def _names(host: Host, folder: Path, name: str) -> Fault:
+    """One host does not know the name of another, or its own."""
+    return text_instead(host, NAMES, without_name(host, name), folder)
+
+
+# by name, each of the cluster, a private folder that all hosts show, and the name of the host at fault
+FAULTS: dict[str, Callable[[Cluster, Path, str], Fault]] = {
+    "wrong_key": lambda cluster, folder, name: text_instead(
+        cluster.hosts[name], home(cluster.hosts[name]) / ".ssh/authorized_keys", "", folder
+    ),
+    "unknown_host_key": lambda cluster, folder, name: text_instead(
+        cluster.head, *without_host_key(cluster.head, name), folder
+    ),
+    "changed_host_key": changed_host_key,
+    "sshd_down": lambda cluster, folder, name: without_sshd(cluster.hosts[name]),
+    "unknown_name": lambda cluster, folder, name: _names(cluster.head, folder, name),
+    "host_down": lambda cluster, folder, name: unplugged(cluster.hosts[name]),
+    "no_python": lambda cluster, folder, name: mounted(
+        cluster.hosts[name], Path(sys.executable).parent, "1m"
+    ),
+    "own_name_unknown": lambda cluster, folder, name: _names(cluster.hosts[name], folder, name),
+    "other_interface_name": lambda cluster, folder, name: renamed_interface(cluster.hosts[name], "net7"),
+    "no_working_directory": lambda cluster, folder, name: mounted(cluster.hosts[name], folder.parent, "2g"),
+    "ports_blocked": lambda cluster, folder, name: blocked_ports(cluster.hosts[name]),
+    "full_shared_memory": full_shared_memory,
+    "other_torch": other_torch,
+    "missing_extension": missing_extension,
+    "clock_ahead": clock_ahead,
+    "clock_far_ahead": partial(clock_ahead, seconds=90),
+    "full_disk": full_disk,
+    "runs_not_shared": lambda cluster, folder, name: mounted(cluster.hosts[name], folder / "runs", "2g"),
+}

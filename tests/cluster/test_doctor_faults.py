@@ -1,7 +1,6 @@
 """doctor --hostfile on broken clusters names every host and its cause; one examination finds many faults."""
 
 import contextlib
-import functools
 import json
 import os
 import shutil
@@ -91,53 +90,21 @@ FULL_DISK = {"full_disk": ("h1", ["run directory's disk"], "No space left")}
 GROUPS = [(NOT_REACHED, 9), (NETWORK, 6), (INSTALLED, 5), (FULL_DISK, 2)]
 
 
-@pytest.fixture(scope="module")
-def examined(cluster, folder):
-    """A function that examines the cluster with the faults of a group, once."""
-
-    @functools.cache
-    def examine(number: int):
-        group, hosts = GROUPS[number]
-        with contextlib.ExitStack() as broken:
-            for fault, (host, *_) in group.items():
-                broken.enter_context(getattr(faults, fault)(cluster, folder / "work", host))
-            names = hostfile(folder, *list(HOSTS)[:hosts])
-            return doctor(cluster, folder, "--hostfile", names, "--json")
-
-    return examine
-
-
-def needs(*missing: str) -> None:
-    if reasons := [reason for reason in missing if reason]:
-        pytest.skip("; ".join(reasons))
-
-
-def tools_for(group: dict) -> None:
-    needs(
-        "needs iptables" if "ports_blocked" in group and not shutil.which("iptables") else "",
-        "needs libfaketime (apt install faketime)"
-        if "clock_far_ahead" in group and not faults.FAKETIME.exists()
-        else "",
-    )
-
-
-@pytest.mark.parametrize(
-    ("number", "fault"), [(number, fault) for number, (group, _) in enumerate(GROUPS) for fault in group]
-)
-def test_a_fault_that_stops_jobs_is_named_with_its_host(number, fault, examined):
-    tools_for(GROUPS[number][0])
-    host, checks, *texts = GROUPS[number][0][fault]
-    result = examined(number)
-    assert wrong(result, "fail")[host] == set(checks)
-    assert not [text for text in texts if text not in said(result, host, checks[0])]
-
-
-@pytest.mark.parametrize("number", range(len(GROUPS)))
-def test_nothing_else_is_at_fault(number, examined):
-    tools_for(GROUPS[number][0])
-    result = examined(number)
+@pytest.mark.parametrize(("group", "hosts"), GROUPS)
+def test_faults_that_stop_jobs_are_named_with_their_hosts_and_nothing_else_is(group, hosts, cluster, folder):
+    if "ports_blocked" in group and not shutil.which("iptables"):
+        pytest.skip("needs iptables")
+    if "clock_far_ahead" in group and not faults.FAKETIME.exists():
+        pytest.skip("needs libfaketime (apt install faketime)")
+    with contextlib.ExitStack() as broken:
+        for fault, (host, *_) in group.items():
+            broken.enter_context(faults.FAULTS[fault](cluster, folder / "work", host))
+        names = hostfile(folder, *list(HOSTS)[:hosts])
+        result = doctor(cluster, folder, "--hostfile", names, "--json")
     assert result.returncode == 3, wrong(result, "fail")
-    assert wrong(result, "fail") == {host: set(checks) for host, checks, *_ in GROUPS[number][0].values()}
+    assert wrong(result, "fail") == {host: set(checks) for host, checks, *_ in group.values()}
+    for host, checks, *texts in group.values():
+        assert not [text for text in texts if text not in said(result, host, checks[0])]
 
 
 @pytest.mark.skipif(not faults.FAKETIME.exists(), reason="needs libfaketime (apt install faketime)")
@@ -145,7 +112,7 @@ def test_what_a_job_survives_is_a_warning(cluster, folder):
     cores = len(os.sched_getaffinity(0))
     work = folder / "work"
     names = hostfile(folder, "h1", "h2", "h3", "h4", h4=cores + 1)
-    with faults.runs_not_shared(cluster, work, "h2"), faults.clock_ahead(cluster, work, "h3"):
+    with faults.FAULTS["runs_not_shared"](cluster, work, "h2"), faults.clock_ahead(cluster, work, "h3"):
         result = doctor(cluster, folder, "--hostfile", names, "--json")
     assert result.returncode == 0, result.output[-3000:]
     assert wrong(result, "warn") == {"h2": {"run directory"}, "h3": {"clock"}, "h4": {"cores"}}
@@ -177,13 +144,12 @@ def test_under_the_launcher_a_healthy_cluster_is_green_and_horovod_starts(cluste
 @pytest.mark.skipif(not faults.FAKETIME.exists(), reason="needs libfaketime (apt install faketime)")
 def test_under_the_launcher_several_faults_are_named_each_with_its_host(cluster, folder):
     work = folder / "work"
-    with (
-        faults.other_torch(cluster, work, "h2"),
-        faults.missing_extension(cluster, work, "h3"),
-        faults.runs_not_shared(cluster, work, "h2"),
-        faults.clock_ahead(cluster, work, "h3"),
-        faults.own_name_unknown(cluster, work, "h2"),
-    ):
+    broken = {"h2": ("other_torch", "runs_not_shared", "own_name_unknown")}
+    broken["h3"] = ("missing_extension", "clock_ahead")
+    with contextlib.ExitStack() as stack:
+        for host, names in broken.items():
+            for name in names:
+                stack.enter_context(faults.FAULTS[name](cluster, work, host))
         result = doctor(cluster, folder, "--json", launched=("horovodrun", "--gloo", *LAUNCHED))
     assert result.returncode == 3, result.output[-3000:]
     fails = {"h2": {"PyTorch", "Horovod for PyTorch", "own name"}, "h3": {"Horovod for PyTorch"}}

@@ -63,18 +63,6 @@ def test_a_damaged_checkpoint_is_set_aside_and_the_run_goes_on_from_the_one_befo
     assert logged(run) == logged(uninterrupted)
 
 
-def test_a_half_written_checkpoint_is_cleared_away_and_not_taken_for_one(killed, uninterrupted):
-    """It is a folder under its other name, newer than all checkpoints."""
-    folder = copied(killed)
-    newest = checkpoints_of(folder)[-1]
-    step = int(newest.name.removeprefix("step-"))
-    shutil.copytree(newest, newest.with_name(f".new-step-{step + 5:08d}"), ignore=lambda *_: ["trainer.json"])
-    run = trained(*JOB, "--resume", cwd=folder)
-    assert resumed_from(run)[0] == step
-    assert not list(newest.parent.glob(".*"))
-    assert checkpoint_files(run) == checkpoint_files(uninterrupted)
-
-
 def test_where_no_checkpoint_is_good_the_job_ends_and_leaves_the_run_as_it_is(killed):
     folder = copied(killed)
     for checkpoint in checkpoints_of(folder):

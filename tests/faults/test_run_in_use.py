@@ -5,7 +5,7 @@ import signal
 
 from support import pool
 from support.jobs import LIMIT_SECONDS, Run, temporary_folder
-from support.resuming import TASKS, command_for, kill, last_step, slow, trained, trained_steps
+from support.resuming import TASKS, command_for, last_step, slow, trained_steps
 
 STEPS = 40
 OPTIONS = ("--framework", "torch", "--steps", str(STEPS), "--save-every", "10")
@@ -28,12 +28,3 @@ def test_a_second_job_is_refused_and_does_not_disturb_the_first():
     assert first.result.returncode == 0
     assert trained_steps(first) == list(range(1, STEPS + 1))
     assert first.summary["status"] == "completed"
-
-
-def test_a_killed_jobs_lock_does_not_stay():
-    folder = temporary_folder()
-    job = (1, "none", "Fit", *OPTIONS, "--resume")
-    with slow(command_for(*job), folder, sample_seconds=0.03) as killed:
-        killed.until(lambda: last_step(folder) >= 2)
-        kill(killed)
-    trained(*job, cwd=folder)

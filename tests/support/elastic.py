@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 from hvdtrain.elastic.driver.driver import STATE_VARIABLE, Driver
 from hvdtrain.elastic.driver.records import Finish, Limits, Slot
@@ -32,15 +33,6 @@ class FakeProcess:
         self.process.kill()
 
 
-class FakeStore:
-    """A rendezvous at which nobody meets."""
-
-    port = 1
-
-    def close(self) -> None:
-        pass
-
-
 class FakeCluster:
     """Hosts that are all this machine, with their names and slots, and the command of a worker."""
 
@@ -61,8 +53,9 @@ class FakeCluster:
     def kill_far(self, host: str, pid: int, process_seconds: float) -> None:
         pass
 
-    def open_store(self, key: str) -> FakeStore:
-        return FakeStore()
+    def open_store(self, key: str) -> SimpleNamespace:
+        """Return a rendezvous at which nobody meets."""
+        return SimpleNamespace(port=1, close=lambda: None)
 
     def address_for(self, host: str) -> str:
         return "127.0.0.1"

@@ -24,24 +24,16 @@ def changed(
         yield f"changed {place}", bytes(damaged)
 
 
-def inflated(content: bytes, places: tuple[int, ...], width: int = 4) -> Iterator[tuple[str, bytes]]:
-    """Yield a content in which numbers at some places are as large as they can be, or half that."""
-    for place in places:
-        for value in (b"\xff" * width, b"\x7f" + b"\xff" * (width - 1), b"\x00" * width):
-            damaged = content[:place] + value + content[place + width :]
-            yield f"bytes {place} to {place + width - 1} {value.hex()}", damaged
-
-
-def replaced() -> Iterator[tuple[str, bytes]]:
-    """Yield contents that are something else."""
-    yield "nothing", b""
-    yield "text", b"these are no images\n" * 50
-    yield "zeros", bytes(5000)
-    yield "noise", random.Random(0).randbytes(5000)
-    yield "a web page", b"<!DOCTYPE html><html><body>404 Not Found</body></html>"
-    yield "gzip's head", b"\x1f\x8b\x08\x00" + bytes(20)
-    yield "zip's head", b"PK\x03\x04" + bytes(40)
-    yield "a pickle", b"\x80\x04\x95\x05\x00\x00\x00\x00\x00\x00\x00K\x01."
+REPLACED = {
+    "nothing": b"",
+    "text": b"these are no images\n" * 50,
+    "zeros": bytes(5000),
+    "noise": random.Random(0).randbytes(5000),
+    "a web page": b"<!DOCTYPE html><html><body>404 Not Found</body></html>",
+    "gzip's head": b"\x1f\x8b\x08\x00" + bytes(20),
+    "zip's head": b"PK\x03\x04" + bytes(40),
+    "a pickle": b"\x80\x04\x95\x05\x00\x00\x00\x00\x00\x00\x00K\x01.",
+}
 
 
 def every(
@@ -52,5 +44,7 @@ def every(
     yield from changed(content, count)
     if header:
         yield from changed(content, count, within=header, seed=1)
-    yield from inflated(content, numbers)
-    yield from replaced()
+    for place in numbers:
+        for value in (b"\xff" * 4, b"\x7f\xff\xff\xff", b"\x00" * 4):
+            yield f"{value.hex()} at {place}", content[:place] + value + content[place + 4 :]
+    yield from REPLACED.items()

@@ -38,7 +38,7 @@ KEPT = (
     r"test_damage\.py",
     r"test_one_worker_fails\.py::test_(options|a_parameter|an_error.*DataRaises)",
     r"test_elastic_jobs\.py::test_workers_are_killed.*evaluation",
-    r"test_jobs_end\.py::test_a_(worker.*gloo|full)",
+    r"test_jobs_end\.py::test_a_(worker.*gloo|full.*disk)",
     r"test_liveness\.py::test_a_frozen.*torch",
     r"test_mistakes\.py",
     r"test_requeued\.py::test_(max_time.*torch|sigusr2.*mpirun)",
