@@ -25,10 +25,7 @@ PLACES = {
     "saving": ("hvdtrain.step_end", "save"),
     "entering": ("hvdtrain.backends.workers", "HorovodWorkers.restart"),
     "entered": ("{backend}", "{Backend}.enter_world"),
-    "syncing": ("{backend}", "{Backend}.broadcast_state"),
     "stepping": ("{backend}", "{Backend}.train_step"),
-    "reducing": ("horovod.torch", "synchronize"),
-    "warming": ("{backend}", "{Backend}.warm_up"),
 }
 HOLD = "hold"
 _HELD_SECONDS = 1.0

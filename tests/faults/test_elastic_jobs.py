@@ -1,20 +1,20 @@
 """Elastic jobs whose workers are killed at exact places, come and go: nothing is lost. The drill has more."""
 
+import functools
 import json
 import os
 from pathlib import Path
 
 import pytest
 from support.elastic_jobs import TASKS, ElasticJob, check_nothing_lost
-from support.jobs import FRAMEWORKS, LIMIT_SECONDS, run, train
+from support.jobs import LIMIT_SECONDS, run, temporary_folder, train
 
 
-@pytest.fixture(scope="module", params=FRAMEWORKS)
-def undisturbed(request, tmp_path_factory) -> tuple[str, Path]:
-    """Give the framework and the run directory of a job of one worker that nothing happened to."""
-    folder, task = tmp_path_factory.mktemp(f"undisturbed-{request.param}"), f"{TASKS}:Steady"
-    options = ("--framework", request.param, "--task", task)
-    return request.param, train(1, "none", *options, cwd=folder, HVDTRAIN_TEST_STEP_SECONDS="0").folder
+@functools.cache
+def undisturbed(framework: str) -> Path:
+    """Give the run directory of a job of one worker that nothing happened to."""
+    options = ("--framework", framework, "--task", f"{TASKS}:Steady")
+    return train(1, "none", *options, cwd=temporary_folder(), HVDTRAIN_TEST_STEP_SECONDS="0").folder
 
 
 def check_reached(folder: Path, points: str) -> None:
@@ -31,29 +31,25 @@ KILLED_IN_A_ROW = {
 
 
 @pytest.mark.parametrize("places", KILLED_IN_A_ROW)
-@pytest.mark.parametrize("undisturbed", ["torch"], indirect=True)
-def test_workers_are_killed_at_exact_places_until_one_is_left(undisturbed, places, tmp_path):
-    framework, expected = undisturbed
+def test_workers_are_killed_at_exact_places_until_one_is_left(places, tmp_path):
     points = KILLED_IN_A_ROW[places]
-    with ElasticJob(framework, tmp_path, workers=4, HVDTRAIN_TEST_POINTS=points) as job:
+    with ElasticJob("torch", tmp_path, workers=4, HVDTRAIN_TEST_POINTS=points) as job:
         result = job.wait(LIMIT_SECONDS)
     assert result.returncode == 0, result.output[-4000:]
     check_reached(tmp_path, points)
-    check_nothing_lost(tmp_path / "run", expected)
+    check_nothing_lost(tmp_path / "run", undisturbed("torch"))
 
 
-@pytest.mark.parametrize("undisturbed", ["tf"], indirect=True)
-def test_workers_killed_in_an_evaluation_and_in_the_change_after_it_are_replaced(undisturbed, tmp_path):
-    framework, expected = undisturbed
+def test_workers_killed_in_an_evaluation_and_in_the_change_after_it_are_replaced(tmp_path):
     points = "evaluating@1#2!9,entering@0#2!9"
     held = {"HVDTRAIN_TEST_HELD_AT": "entering-0"}  # the last worker does not end the job before others come
-    with ElasticJob(framework, tmp_path, workers=3, HVDTRAIN_TEST_POINTS=points, **held) as job:
+    with ElasticJob("tf", tmp_path, workers=3, HVDTRAIN_TEST_POINTS=points, **held) as job:
         job.until((tmp_path / "reached-entering-0").exists)
         job.wait_for_workers(3)
         result = job.wait(LIMIT_SECONDS)
     assert result.returncode == 0, result.output[-4000:]
     check_reached(tmp_path, points)
-    check_nothing_lost(tmp_path / "run", expected)
+    check_nothing_lost(tmp_path / "run", undisturbed("tf"))
 
 
 def script_of(folder: Path, slots: int) -> tuple[str, str]:
@@ -70,25 +66,21 @@ def set_slots(folder: Path, slots: int) -> None:
     os.replace(folder / "slots.new", folder / "slots")
 
 
-@pytest.mark.parametrize("undisturbed", ["torch"], indirect=True)
-def test_workers_come_and_go_through_the_script(undisturbed, tmp_path):
-    framework, expected = undisturbed
+def test_workers_come_and_go_through_the_script(tmp_path):
     hosts, slow = script_of(tmp_path, 1), {"HVDTRAIN_TEST_STEP_SECONDS": "0.05"}
-    with ElasticJob(framework, tmp_path, workers=1, least=1, most=3, hosts=hosts, **slow) as job:
+    with ElasticJob("torch", tmp_path, workers=1, least=1, most=3, hosts=hosts, **slow) as job:
         job.wait_for_step(2)
         for count in (3, 1, 2):
             set_slots(tmp_path, count)
             job.wait_for_workers(count)
         result = job.wait(LIMIT_SECONDS)
     assert result.returncode == 0, result.output[-4000:]
-    check_nothing_lost(tmp_path / "run", expected)
+    check_nothing_lost(tmp_path / "run", undisturbed("torch"))
 
 
-@pytest.mark.parametrize("undisturbed", ["torch"], indirect=True)
-def test_below_min_np_the_rest_waits_then_saves(undisturbed, tmp_path):
-    framework, _ = undisturbed
+def test_below_min_np_the_rest_waits_then_saves(tmp_path):
     hosts, launch = script_of(tmp_path, 2), ("--elastic-timeout", "2")
-    with ElasticJob(framework, tmp_path, workers=2, least=2, hosts=hosts, launch=launch) as job:
+    with ElasticJob("torch", tmp_path, workers=2, least=2, hosts=hosts, launch=launch) as job:
         job.hold()
         job.wait_for_step(2)
         step = job.step()

@@ -12,6 +12,7 @@ from hvdtrain.errors import JobEnded, PeerLostError, Removed
 from hvdtrain.workers.wire import decode, encode
 from hvdtrain.workers.world import Change, MemberInfo, TrainingPosition, World
 from support.elastic_driver import world
+from support.fakes import FakeWorkers
 from support.numpy_backend import NumpyBackend
 
 _SECONDS = 120  # a machine that is busy with other tests is slow
@@ -210,7 +211,7 @@ class FakeMembership:
         return None
 
 
-class ElasticWorkers:
+class ElasticWorkers(FakeWorkers):
     """The workers of a job as one thread sees them; alone before the first world."""
 
     host, is_elastic, may_reduce = "here", True, True
@@ -237,12 +238,6 @@ class ElasticWorkers:
         if self._exchange is None:
             return [value]
         return [decode(slot) for slot in self._exchange.gather(self.rank, encode(value))]
-
-    def broadcast_object(self, value, root=0):
-        return self.allgather_object(value if self.rank == root else None)[root]
-
-    def barrier(self):
-        self.allgather_object(None)
 
     def have_failed(self):
         return False
