@@ -6,8 +6,8 @@ import threading
 
 import pytest
 from support.groups import Files, Groups
-from support.jobs import CONTROLLERS, FRAMEWORKS, remove_temporary_folders, started
-from support.pool import POOLS, Pool
+from support.jobs import CONTROLLERS, FRAMEWORKS, remove_temporary_folders
+from support.pool import POOLS
 from support.tiers import is_left_out
 
 from hvdtrain.host.frameworks import load_triton
@@ -15,8 +15,6 @@ from hvdtrain.host.frameworks import load_triton
 load_triton()  # tests of both frameworks share processes, and TensorFlow would be in the way of it
 
 JOB_FOLDERS = ("contract", "conformance", "parallel", "faults")
-LAUNCHES = "launches"
-LAUNCHED = pytest.StashKey[list[int]]()  # commands and pools, of other processes of tests
 USUAL = ((), ("tf", 2, "gloo"))  # one pool beside those that are in use all the time
 REQUIRED = os.environ.get("HVDTRAIN_TESTS_REQUIRED") == "1"
 
@@ -73,7 +71,6 @@ def _rare_pool(item):
 
 
 def pytest_configure(config):
-    config.stash[LAUNCHED] = [0, 0]
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell starts what runs in its background
         signal.signal(signal.SIGINT, signal.default_int_handler)  # processes of tests inherit it
     config.addinivalue_line("markers", "full: too long for `make test`; .ci/run runs it")
@@ -85,26 +82,10 @@ def pytest_configure(config):
 
 
 def pytest_sessionfinish(session):
-    """End the pools; with several processes of tests, tell the first one what was launched here."""
+    """End the pools."""
     POOLS.end()
-    if (output := getattr(session.config, "workeroutput", None)) is not None:
-        output[LAUNCHES] = [started.count, len(Pool.launches)]
+    if hasattr(session.config, "workeroutput"):
         remove_temporary_folders()  # xdist ends this process without what is registered for its exit
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_testnodedown(node):
-    """Add up what the processes of tests launched."""
-    found = getattr(node, "workeroutput", {}).get(LAUNCHES, [0, 0])
-    node.config.stash[LAUNCHED] = [*map(sum, zip(node.config.stash[LAUNCHED], found, strict=True))]
-
-
-def pytest_terminal_summary(terminalreporter, config):
-    """Say what took the time: launches."""
-    commands, pools = config.stash[LAUNCHED]
-    commands, pools = commands + started.count, pools + len(Pool.launches)
-    if commands:
-        terminalreporter.write_line(f"{commands} commands started, {pools} of them pools")
 
 
 @pytest.fixture(autouse=True)

@@ -1,7 +1,4 @@
-"""The CPU image built without a container engine, as a folder that tests can run hosts from.
-
-    python tests/cluster/image.py build FOLDER
-    python tests/cluster/image.py remove FOLDER
+"""The CPU image built without a container engine: ``python tests/cluster/image.py build|remove FOLDER``.
 
 debootstrap makes the Debian that the Dockerfile starts from, buildah builds on it with chroot
 isolation. Everything lies in a folder of ours; the machine's own images and containers stay alone.

@@ -1,9 +1,5 @@
 """A real Slurm on the hosts of a cluster: slurmctld, and munged and slurmd on every host.
 
-    with Cluster({"n1": 1, "n2": 1}, shared=folder) as cluster, Slurm(cluster) as slurm:
-        job = slurm.submit(["train.sbatch"], cwd=folder)
-        slurm.await_state(job, "COMPLETED", timeout=60)
-
 Two partitions share the nodes: a job in ``urgent`` takes them from one in ``batch``, which is signalled
 and requeued. Nothing is installed or configured on the machine. Everything ends with the context.
 """

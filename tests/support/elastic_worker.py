@@ -1,6 +1,4 @@
-"""A worker of an elastic job without a framework: it says what a worker says, and does what its words say.
-
-    python elastic_worker.py FOLDER [WORD...]
+"""A worker of an elastic job without a framework: ``python elastic_worker.py FOLDER [WORD...]``.
 
 It writes FOLDER/NAME.json with its environment and, when it enters a world, FOLDER/NAME.world. With the word
 "wait" it trains until it is told to stop; with a number it is done at once, with this exit code.

@@ -92,10 +92,7 @@ def run_suite(
 class started:  # noqa: N801 - used as a statement
     """Context with a running command; at its end none of its processes is left."""
 
-    count = 0  # of all commands of this session
-
     def __init__(self, command: list[str], cwd: Path, **changes: str) -> None:
-        started.count += 1
         self._mark = uuid.uuid4().hex
         self._seen: set[int] = set()
         self.since = time.time()

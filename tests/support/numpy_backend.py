@@ -1,7 +1,6 @@
-"""A reference backend in numpy, for one worker: the seam as a whole, in one small file.
+"""A reference backend in numpy, for one worker: the seam as a whole, so that jobs run in a second.
 
-It trains a network of one hidden layer by stochastic gradient descent with momentum. ``install``
-adds it to the table of frameworks, so that whole jobs run through the unchanged loop in a second.
+It trains a network of one hidden layer by SGD with momentum; ``install`` makes it ``--framework numpy``.
 """
 
 import zlib

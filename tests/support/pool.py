@@ -1,8 +1,7 @@
 """Pools: jobs that stay and run many cases, so that not every case pays for a launch.
 
-A pool is one launch per framework, launcher and number of workers. It starts with its first case and
-ends with the session, or when others need its room. What a launch itself proves (launchers, exit codes,
-signals, kills, hosts) has a launch of its own in jobs.py.
+A pool starts with its first case and ends with the session, or when others need its room. What a launch
+itself proves (launchers, exit codes, signals, kills, hosts) has a launch of its own in jobs.py.
 """
 
 import contextlib
@@ -85,15 +84,12 @@ class _Worker:
 class Pool:
     """One launch whose workers wait for cases."""
 
-    launches: list[Key] = []  # noqa: RUF012 - all of this session, for its report
-
     def __init__(self, key: Key) -> None:
         self.key = key
         self.alive = True
         self._guard: subprocess.Popen[bytes] | None = None
         self._folder = temporary_folder()
         self._cases = 0
-        Pool.launches.append(key)
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
             name = f"hvdtrain-pool-{uuid.uuid4().hex}"
             listener.bind(f"\0{name}")  # no file: paths of sockets must be short, temporary ones may be long

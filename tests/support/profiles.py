@@ -55,21 +55,20 @@ def horovod_events(tensor: str = "a") -> list[dict[str, Any]]:
 
 def check_trace(trace: dict[str, Any], workers: int) -> None:
     """Check that a trace is one that Perfetto reads, with a process for each worker."""
+    names = {f"{of}_{what}" for of in ("process", "thread") for what in ("name", "sort_index")}
     named, threads = dict[int, str](), dict[int, int]()
     for event in trace["traceEvents"]:
-        assert event["ph"] in {"X", "M"}
-        assert isinstance(event["pid"], int) and event["pid"] > 0  # noqa: PT018
-        assert isinstance(event["tid"], int) and event["tid"] > 0  # noqa: PT018
-        assert isinstance(event["name"], str)
+        assert min(event["pid"], event["tid"]) > 0
         if event["ph"] == "M":
-            kinds = {f"{of}_{what}" for of in ("process", "thread") for what in ("name", "sort_index")}
-            assert event["name"] in kinds
+            assert event["name"] in names
             if event["name"] == "process_name":
                 named[event["pid"]] = event["args"]["name"]
             if event["name"] == "thread_name":
                 assert event["tid"] not in threads  # of another process
                 threads[event["tid"]] = event["pid"]
             continue
+        assert event["ph"] == "X"
+        assert isinstance(event["name"], str)
         assert isinstance(event["ts"], int | float)
         assert threads[event["tid"]] == event["pid"]
         assert event["dur"] >= 0

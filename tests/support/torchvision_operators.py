@@ -1,8 +1,7 @@
-"""torchvision beside PyTorch for CPUs, where the package index has it for PyTorch with CUDA alone.
+"""torchvision with PyTorch for CPUs, where the package index has it for PyTorch with CUDA alone.
 
-A set-up then installs none. The test of the example that needs it installs it into a folder of its own. Its
-library of operators cannot be loaded there, and importing the package fails, because it declares what two of
-the operators return for tensors without data. The example does not use them, so they are declared here.
+The test of an example installs it into a folder. Its operators cannot be loaded there, and importing it fails,
+as it says what two of them return for tensors without data: these are declared here.
 """
 
 import subprocess
