@@ -46,7 +46,6 @@ class Faults:
             return
         if value:
             server, self._server = self._server, None
-            server.shutdown()
             server.server_close()
         else:
             self._server = _listening(self.port, self)
@@ -64,9 +63,11 @@ class Faults:
 
     def _serve(self) -> None:
         while not self._ended:
-            if (server := self._server) is not None:
-                server.serve_forever(_LOOK_SECONDS)
-            time.sleep(_LOOK_SECONDS)
+            if (server := self._server) is None:
+                time.sleep(_LOOK_SECONDS)
+                continue
+            with suppress(OSError, ValueError):  # it goes down meanwhile
+                server.handle_request()
 
     def __call__(self, environ, start_response):
         """Answer a request; a cut ends its connection, as the end of a server does."""
@@ -106,7 +107,9 @@ def _listening(port: int, application):
         def log(self, *_) -> None:
             pass
 
-    return make_server("127.0.0.1", port, application, threaded=True, request_handler=Silent)
+    server = make_server("127.0.0.1", port, application, threaded=True, request_handler=Silent)
+    server.timeout = _LOOK_SECONDS
+    return server
 
 
 def _failure(environ, start_response, status: str, code: str) -> list[bytes]:

@@ -50,6 +50,7 @@ class Fit:
     """Fit random numbers with two dense layers; nothing in it is random once it is built."""
 
     loss = "mse"
+    inputs, outputs = INPUTS, OUTPUTS
     metrics = {"mae": "mae"}  # noqa: RUF012
     defaults = {  # noqa: RUF012
         "batch_size": 4,
@@ -79,14 +80,15 @@ class Fit:
     def torch_model(self):
         from torch import nn
 
-        return nn.Sequential(nn.Linear(INPUTS, self.hidden), nn.SiLU(), nn.Linear(self.hidden, OUTPUTS))
+        first, last = nn.Linear(self.inputs, self.hidden), nn.Linear(self.hidden, self.outputs)
+        return nn.Sequential(first, nn.SiLU(), last)
 
     def tf_model(self):
         import keras
 
-        inputs = keras.Input((INPUTS,))
+        inputs = keras.Input((self.inputs,))
         x = keras.layers.Dense(self.hidden, activation="silu", name="0")(inputs)
-        return keras.Model(inputs, keras.layers.Dense(OUTPUTS, name="2")(x))
+        return keras.Model(inputs, keras.layers.Dense(self.outputs, name="2")(x))
 
 
 class Dropping(Fit):

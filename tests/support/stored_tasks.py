@@ -5,6 +5,7 @@ import time
 from pathlib import Path
 
 import hvdtrain
+from support.resumed_tasks import Fit
 from support.stream_files import INPUTS, sample
 
 SIZE, EVAL_SIZE = 60, 20
@@ -14,21 +15,11 @@ PACE_FILE, REACHED_FILE = "pace", "reached"  # in the folder that PACE names
 _HELD_SECONDS = 300.0
 
 
-class Stored:
-    """Fit the sums of some numbers with two dense layers; nothing in it is random once it is built."""
+class Stored(Fit):
+    """Fit the sums of some numbers."""
 
-    loss = "mse"
-    defaults = {  # noqa: RUF012
-        "batch_size": 3,
-        "learning_rate": 0.01,
-        "optimizer": "adamw",
-        "initial_parameters": "portable",
-        "log_every": 1,
-        "save_every": 5,
-    }
-
-    def __init__(self, hidden=16):
-        self.hidden = hidden
+    inputs, outputs, metrics = INPUTS, 1, {}
+    defaults = Fit.defaults | {"batch_size": 3}
 
     def train_data(self):
         return [sample(number) for number in range(SIZE)]
@@ -38,18 +29,6 @@ class Stored:
 
     def callbacks(self):
         return [_Paced()]
-
-    def torch_model(self):
-        from torch import nn
-
-        return nn.Sequential(nn.Linear(INPUTS, self.hidden), nn.SiLU(), nn.Linear(self.hidden, 1))
-
-    def tf_model(self):
-        import keras
-
-        inputs = keras.Input((INPUTS,))
-        x = keras.layers.Dense(self.hidden, activation="silu", name="0")(inputs)
-        return keras.Model(inputs, keras.layers.Dense(1, name="2")(x))
 
 
 class Parquet(Stored):

@@ -1,7 +1,7 @@
 """torchvision with PyTorch for CPUs, where the package index has it for PyTorch with CUDA alone.
 
-The test of an example installs it into a folder. Its operators cannot be loaded there, and importing it fails,
-as it says what two of them return for tensors without data: these are declared here.
+The test of an example installs it into a folder. Importing it fails there, as its operators are not loaded
+and it says what two of them return for tensors without data: these are declared here.
 """
 
 import subprocess
