@@ -1,4 +1,4 @@
-"""What tests of faults share: a server of S3 with a bucket, and a proxy before it that makes faults."""
+"""What tests of faults share: a server of S3 with a bucket, whose faults a test sets."""
 
 from collections.abc import Iterator
 
