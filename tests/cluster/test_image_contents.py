@@ -66,10 +66,7 @@ def test_only_root_can_write_outside_the_users_folders(image_root):
     theirs = ("home", "cluster", "work", "tmp", "var/tmp", "run/lock", "dev", "proc")
     others = ["(", "-uid", "1000", "-o", "-perm", "-o+w", ")", "!", "-type", "l"]
     found = subprocess.run(
-        ["find", str(image_root), "-xdev", *others],
-        capture_output=True,
-        text=True,
-        check=True,
+        ["find", str(image_root), "-xdev", *others], capture_output=True, text=True, check=True
     ).stdout.split()
     relative = [str(Path(path).relative_to(image_root)) for path in found]
     assert [path for path in relative if not path.startswith(theirs)] == []

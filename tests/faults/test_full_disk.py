@@ -10,16 +10,7 @@ from pathlib import Path
 
 import pytest
 from support.jobs import LIMIT_SECONDS, Run, run, started, temporary_folder
-from support.resuming import (
-    command_for,
-    content_of,
-    finished,
-    last_step,
-    paused,
-    said,
-    slow,
-    trained_steps,
-)
+from support.resuming import command_for, content_of, finished, last_step, paused, said, slow, trained_steps
 
 from hvdtrain.checkpoints.storage import checkpoints_in, verify
 

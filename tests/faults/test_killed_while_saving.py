@@ -10,14 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from support.jobs import LIMIT_SECONDS, Run, started, temporary_folder
-from support.resuming import (
-    TASKS,
-    last_step,
-    logged,
-    paused,
-    trained,
-    trained_steps,
-)
+from support.resuming import TASKS, last_step, logged, paused, trained, trained_steps
 
 from hvdtrain.checkpoints.storage import checkpoints_in, verify
 

@@ -6,16 +6,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from endings import (
-    SOON_SECONDS,
-    Ending,
-    command_for,
-    disturbed,
-    run_to_end,
-    signalled,
-    slow,
-    steps_logged,
-)
+from endings import SOON_SECONDS, Ending, command_for, disturbed, run_to_end, signalled, slow, steps_logged
 from support.jobs import FRAMEWORKS, started
 from support.pool import command, controller_of
 

@@ -124,10 +124,7 @@ class FakeDriver:
         )
         source = "root" if is_valid else "checkpoint" if self.is_trained else "start"
         change = Change(
-            left=tuple(self._gone),
-            joined=tuple(self._joined),
-            why="the workers change",
-            since_seconds=0.0,
+            left=tuple(self._gone), joined=tuple(self._joined), why="the workers change", since_seconds=0.0
         )
         fields = {
             "host": "here",

@@ -21,10 +21,7 @@ def recording(rank: int, ready_ms: float, offset_ms: float = 0.0, reduced_ms: fl
     made.operations = Operations(["main"], [])
     for place in range(2):
         at, step = start + 10 * MS * place, 20 + place
-        made.phases += [
-            Phase(READING_DATA, step, at, at + MS),
-            Phase(TRAINING, step, at + MS, at + 10 * MS),
-        ]
+        made.phases += [Phase(READING_DATA, step, at, at + MS), Phase(TRAINING, step, at + MS, at + 10 * MS)]
         made.marks.append(StepMark(step, at + round(ready_ms * MS), at + round(reduced_ms * MS)))
         made.operations.spans += [
             Operation(0, "outer", at + MS, at + 3 * MS, OPERATION),
