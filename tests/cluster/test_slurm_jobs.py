@@ -2,7 +2,6 @@
 
 import os
 import signal
-import time
 from pathlib import Path
 
 import pytest
@@ -31,7 +30,6 @@ OPTIONS = (
 )
 HELD_FROM = 10  # the step from which on a job takes its time, until something has happened to it
 SLOW = {**YIELDING, "HVDTRAIN_TEST_SAMPLE_SECONDS": "0.015", "HVDTRAIN_TEST_HELD_FROM": str(HELD_FROM)}
-LIMIT_SECONDS = 300
 
 
 @pytest.fixture(scope="module")
@@ -79,12 +77,8 @@ def preempt(slurm: Slurm, folder: Path, job: str) -> None:
 
 def trains(slurm: Slurm, folder: Path, job: str) -> None:
     """Wait until a job has done some steps; it has most of them still to do."""
-    deadline = time.monotonic() + LIMIT_SECONDS
-    while last_step(folder) < 3:
-        state = slurm.state(job)
-        assert state not in ENDED, f"{state}: {slurm.output(folder, job)}"
-        assert time.monotonic() < deadline, slurm.output(folder, job)
-        time.sleep(0.05)
+    slurm.await_that(lambda: last_step(folder) >= 3 or slurm.state(job) in ENDED, f"job {job} trains")
+    assert slurm.state(job) not in ENDED, slurm.output(folder, job)
 
 
 def completed(slurm: Slurm, folder: Path, job: str) -> None:
@@ -126,7 +120,7 @@ def test_preempted_and_requeued_it_ends_with_the_result_of_the_uninterrupted_run
 
 def test_preempted_before_it_trains_it_is_requeued(slurm, tmp_path):
     job = submitted(slurm, tmp_path, "--steps", "3")
-    slurm.await_state(job, "RUNNING", timeout=LIMIT_SECONDS)
+    slurm.await_state(job, "RUNNING", timeout=300)
     preempt(slurm, tmp_path, job)
     completed(slurm, tmp_path, job)
     assert slurm.shown(job)["Restarts"] == "1"
