@@ -110,6 +110,18 @@ def test_the_context_of_a_callback_follows_its_worker_to_another_rank(tmp_path):
     assert kept.log.__self__ is after
 
 
+def test_a_callback_whose_end_came_gets_no_second_one_on_another_rank(tmp_path):
+    """Rank 0 is lost after the others have ended: the new one writes the summary, and ends its own."""
+    of_every_rank, of_rank_zero = Notebook(), Notebook()
+    before = Report(replace(run_context(tmp_path), rank=1), [of_every_rank])
+    before.on_start(20, 4)
+    before.on_end(summary())
+    after = Report(run_context(tmp_path), [of_every_rank, of_rank_zero])
+    after.go_on_from(before, steps=20, done=20)
+    after.on_end(summary())
+    assert of_every_rank.hooks == of_rank_zero.hooks == ["on_start", "on_end"]
+
+
 def test_an_on_start_whose_collective_failed_is_called_again_and_no_other(tmp_path):
     first, failing, last = Notebook(), Failing("on_start", PeerLostError("a worker was lost")), Notebook()
     report = Report(run_context(tmp_path), [first, failing, last])

@@ -1,17 +1,21 @@
-"""Reducers that compress gradients, in one process: memory layouts, shapes, names."""
+"""Reducers that compress gradients, in one process: shapes, names, times."""
 
+import time
 from types import SimpleNamespace
 
 import horovod.torch
+import numpy as np
 import pytest
 import tensorflow as tf
 import torch
 from support.faked_horovod import FakedHorovod
 
 from hvdtrain.backends.reduction import reducer_class
+from hvdtrain.backends.tensorflow.batches import TracedWorkers
 from hvdtrain.backends.tensorflow.reduction import all_reduce as tensorflow_all_reduce
 from hvdtrain.backends.tensorflow.reduction import low_rank as tensorflow_low_rank
 from hvdtrain.backends.tensorflow.state.model_state import Field as TensorFlowField
+from hvdtrain.backends.tensorflow.step_clock import StepClock
 from hvdtrain.backends.torch.reduction import low_rank as torch_low_rank
 from hvdtrain.backends.torch.state.layouts import Layout
 from hvdtrain.backends.torch.state.model_state import Field as TorchField
@@ -73,6 +77,39 @@ def test_the_clock_leaves_matrices_out_of_the_reduction(in_warmup, monkeypatch):
         return reducer.clock.told
 
     assert horovod.run(work) == [told, told]
+
+
+def test_in_tensorflow_sums_that_take_long_are_not_this_workers_own_part(monkeypatch):
+    """Its notes are operations of a branch. A gradient's shape is unknown, as of ``tf.numpy_function``."""
+
+    def slow(message):
+        time.sleep(0.5)
+        return 2 * message
+
+    def allreduce(message, **_):
+        return tf.reshape(tf.numpy_function(slow, [message], message.dtype), message.shape)
+
+    monkeypatch.setattr(tensorflow_low_rank.hvd, "allreduce", allreduce)
+    workers = SimpleNamespace(rank=0, size=2, most=2, may_reduce=True, is_elastic=False)
+    clock = StepClock(TracedWorkers(workers), True)
+    reducer = tensorflow_low_rank_of(TWO, (30, 40))
+    reducer.clock = clock
+
+    @tf.function(input_signature=[tf.TensorSpec(None)], autograph=False)
+    def step(gradient):
+        clock.ready([gradient])
+        found, _ = reducer.finish([gradient])
+        clock.reduced(found)
+        return found
+
+    gradient = np.outer(np.arange(30), np.arange(40)).astype(np.float32)  # of rank 1: nothing is left out
+    (found,) = step(gradient)
+    np.testing.assert_allclose(found, 2 * gradient, rtol=1e-5, atol=1e-3)
+    clock.restart()
+    begun = time.time()
+    step(gradient)
+    assert 0 < clock.busy().busy_seconds < 0.45
+    assert begun + 1 <= clock.busy().begun_seconds <= time.time()
 
 
 @pytest.mark.parametrize("framework", ["torch", "tf"])

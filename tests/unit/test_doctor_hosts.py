@@ -4,6 +4,7 @@ import json
 import socket
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -12,7 +13,7 @@ from hvdtrain.host.hostfile import HostSlots
 from hvdtrain.tools.doctor.collect import CheckOptions, Listeners, connect, machine_info
 from hvdtrain.tools.doctor.command import discovered
 from hvdtrain.tools.doctor.ssh import Coordinator, SshOptions, agent_script
-from hvdtrain.tools.doctor.transports import RendezvousTransport
+from hvdtrain.tools.doctor.transports import RendezvousTransport, _Rank0Transport
 
 
 @pytest.fixture
@@ -44,6 +45,23 @@ def test_a_launcher_that_cannot_be_reached_is_named(monkeypatch):
     monkeypatch.setenv("HOROVOD_GLOO_RENDEZVOUS_PORT", "9")
     with pytest.raises(EnvironmentFault, match=r"horovodrun cannot be reached at 127\.0\.0\.1"):
         RendezvousTransport(1, 2).allgather("info", "mine", 1.0)
+
+
+class OneAnswers(_Rank0Transport):
+    """Agent 1 answers at once, and agent 2 never."""
+
+    def _send(self, text, agents):
+        self.sent = json.loads(text), agents
+
+    def _received(self, agent):
+        return '"y"' if agent == 1 else None
+
+
+def test_an_agent_that_never_reports_is_not_waited_for_twice():
+    rank_0, begun = OneAnswers(0, 3), time.monotonic()
+    assert [rank_0.allgather("info", "x", limit) for limit in (0.1, 30.0)] == [["x", "y", None]] * 2
+    assert time.monotonic() - begun < 20
+    assert (rank_0.sent, rank_0.is_stuck) == ((["x", "y", None], [1]), True)
 
 
 def test_what_is_passed_on_over_ssh_holds_no_secret():

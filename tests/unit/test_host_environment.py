@@ -79,15 +79,29 @@ def test_what_the_user_set_is_not_changed(launched):
     assert environ == kept
 
 
-def test_over_gloo_the_watch_names_a_stopped_worker_before_gloo_gives_up(launched):
-    set_for_user = prepare({"HOROVOD_GLOO_RENDEZVOUS_ADDR": "10.0.0.1"}, stall_timeout=120)
-    assert set_for_user["HOROVOD_GLOO_TIMEOUT_SECONDS"] == "180"
+@pytest.mark.parametrize(
+    ("environ", "stall_timeout", "seconds"),
+    [
+        ({"HOROVOD_GLOO_RENDEZVOUS_ADDR": "10.0.0.1"}, None, "60"),
+        ({"HOROVOD_GLOO_RENDEZVOUS_ADDR": "10.0.0.1"}, 120, "180"),  # the watch names a stopped worker before
+        ({"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "4"}, None, "60"),  # data go over Gloo
+        ({"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2"}, None, None),  # within the host
+    ],
+)
+def test_over_gloo_workers_wait_longer_for_others(launched, environ, stall_timeout, seconds):
+    set_for_user = prepare({**environ, "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, stall_timeout)
+    assert set_for_user.get("HOROVOD_GLOO_TIMEOUT_SECONDS") == seconds
 
 
 def test_a_name_that_does_not_resolve_is_named_with_the_remedy(monkeypatch, launched):
     monkeypatch.setattr(environment.socket, "gethostname", lambda: "no-such-host.invalid")
     with pytest.raises(EnvironmentFault, match=r"host no-such-host.invalid cannot resolve its own name"):
         check_host(GLOO)
+
+
+def test_a_worker_of_an_elastic_job_needs_the_interface_although_it_starts_alone():
+    with pytest.raises(EnvironmentFault, match="no network interface nothere0"):
+        check_host({"HVDTRAIN_ELASTIC": "127.0.0.1:4000", "HOROVOD_GLOO_IFACE": "nothere0"})
 
 
 @pytest.mark.parametrize("seconds", ["abc", "0"])

@@ -28,7 +28,10 @@ def test_a_host_file_is_read(tmp_path):
     ("text", "said"),
     [
         ("h1 slots=2\nh2\n", "line 2: 'h2' is not a host"),
+        ("h1 slots=two\n", "line 1: h1 has 'two' slots"),
         ("h1;reboot slots=1\n", "'h1;reboot' is not the name"),
+        ("h1 slots=1\nh1 slots=2\n", "names h1 twice"),
+        ("# none\n", "names no host"),
     ],
 )
 def test_a_wrong_host_file_is_refused_with_its_line(text, said, tmp_path):

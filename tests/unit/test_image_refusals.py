@@ -32,6 +32,18 @@ def _two_sizes(folder):
 
 REFUSED = {
     "nothing known": (lambda p: p, "contains no images of a known form\nExpected: IDX files"),
+    "no labels": (
+        lambda p: _file(p / "train-images-idx3-ubyte", idx_bytes(IMAGES)).parent,
+        "there is no file of labels next to .*train-images-idx3-ubyte",
+    ),
+    "too few labels": (
+        lambda p: _npz(p, images=IMAGES, labels=LABELS[1:]),
+        r"there are 200 images, and labels of shape \(199,\)",
+    ),
+    "channels first": (
+        lambda p: _npz(p, images=np.zeros((5, 3, 8, 8), np.uint8), labels=LABELS[:5]),
+        "with 1 or 3 channels, found 5 x 3 x 8 x 8",
+    ),
     "swapped files": (
         lambda p: _file(write_idx(p, IMAGES, LABELS) / "train-images-idx3-ubyte", idx_bytes(LABELS)).parent,
         "byte 0: the magic number must be 0x00000803 or 0x00000804, found 0x00000801",

@@ -6,7 +6,9 @@ The contracts themselves (layers, rings, frameworks) are checked by `lint-import
 import ast
 import configparser
 import re
+from collections import defaultdict
 from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 from support.documents import ROOT
@@ -53,6 +55,29 @@ def test_frameworks_are_imported_in_functions_outside_of_the_backends():
         if not f"{module}.".startswith(OWNERS):
             names = imported_at_the_top(ast.parse(path.read_text(encoding="utf-8")))
             assert not {name.partition(".")[0] for name in names} & FRAMEWORKS, module
+
+
+def imported_anywhere(path: Path) -> Iterator[str]:
+    """Return the modules of hvdtrain that a file imports, in functions and for type checkers too."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from {alias.name for alias in node.names} & MODULES.keys()
+        elif isinstance(node, ast.ImportFrom) and node.module in MODULES:
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+            yield from (name if name in MODULES else node.module for name in names)
+
+
+def test_no_folders_and_files_import_each_other_in_a_circle_types_included():
+    graphs = defaultdict(lambda: defaultdict(set))  # of the folders and files in each folder
+    for module, path in MODULES.items():
+        for imported in imported_anywhere(path):
+            one, other = module.split("."), imported.split(".")
+            pairs = enumerate(zip(one, other, strict=False))
+            shared = next((count for count, (a, b) in pairs if a != b), None)
+            if shared is not None:  # else one of them is the folder of the other
+                graphs[".".join(one[:shared])][one[shared]].add(other[shared])
+    for graph in graphs.values():
+        TopologicalSorter(graph).prepare()
 
 
 def test_every_package_stands_in_a_layer():

@@ -35,6 +35,20 @@ def test_wrong_arguments_are_refused(arguments, words):
         hvdtrain.launch(arguments.pop("fn"), **arguments)
 
 
+def test_a_worker_launches_no_workers(monkeypatch):
+    monkeypatch.setenv("HOROVOD_RANK", "1")
+    monkeypatch.setenv("HOROVOD_SIZE", "2")
+    with pytest.raises(UsageError, match="one of 2 that horovodrun started"):
+        hvdtrain.launch(nothing)
+
+
+def test_without_horovodrun_the_command_that_helps_is_named(monkeypatch, tmp_path):
+    monkeypatch.setattr(launch.sys, "executable", str(tmp_path / "python"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(EnvironmentFault, match="build-horovod"):
+        hvdtrain.launch(nothing)
+
+
 def sent(kind: str, rank: int = 1, **changes: object) -> dict:
     values = {"rank": rank, "host": "h", "kind": kind, "problem": "why", "remedy": "do", "signal": None}
     return {**values, **changes}

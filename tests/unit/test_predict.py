@@ -1,5 +1,6 @@
 """The formulas of docs/scaling.md: cases computed by hand, and what holds for all numbers."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -121,6 +122,14 @@ def test_hosts_are_reached_over_their_link():
     assert parts.transfer == pytest.approx(max(inside, outside) + min(inside, outside) / 2)
     on_gpu = replace(MEASURED, on_gpu=True, controller="MPI", byte=sure(0.0))
     assert parts_of(on_gpu, Cluster(4, 1, FAST)).transfer == pytest.approx(outside), "NCCL moves the bytes"
+
+
+def test_a_measured_network_does_not_hide_its_slow_hops_among_those_within_hosts():
+    measured = replace(MEASURED, workers=8, hosts=2, slots=4, controller="MPI")
+    agreement = replace(measured, way=replace(MEASURED.way, sizes=()))
+    few, many = (parts_of(agreement, Cluster(count, 4)).latency for count in (8, 512))
+    hop = 0.5 * 1e-3 / (1.5 * 1 + math.sqrt(2 * 14 / 4))
+    assert many - few == pytest.approx(1.5 * 6 * hop), "128 hosts are reached in seven hops, not one"
 
 
 def test_between_hosts_messages_are_sent_during_the_backward_pass():

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 import time
 from types import SimpleNamespace
 
@@ -11,7 +12,7 @@ from support.fakes import FakeBackend, FakeReport, asks, make_loop_session, on_e
 from support.profiles import DAMAGED, MS, check_trace
 
 from hvdtrain.backends.hooks import Activities, LoopHooks
-from hvdtrain.backends.recording import Busy, Operation, Operations
+from hvdtrain.backends.recording import Busy, HorovodTimeline, Operation, Operations, timeline_requested
 from hvdtrain.backends.step_metrics import ControlFlags
 from hvdtrain.backends.torch.step_clock import operations_in
 from hvdtrain.loop import run
@@ -166,3 +167,16 @@ def test_what_pytorch_records_becomes_spans_by_the_clock_of_the_host():
     assert len(found.threads) == 1
     assert all(begin_ns - 1e8 < span.begin_ns <= span.end_ns < time.time_ns() + 1e8 for span in found.spans)
     assert [span.begin_ns for span in found.spans] == sorted(span.begin_ns for span in found.spans)
+
+
+@pytest.mark.parametrize(
+    ("given", "is_requested", "seen"), [(None, True, "DYNAMIC"), (None, False, None), ("own", True, "own")]
+)
+def test_horovod_prepares_for_a_timeline_if_steps_are_to_be_recorded(monkeypatch, given, is_requested, seen):
+    name = "HOROVOD_TIMELINE"
+    monkeypatch.setenv(name, given) if given else monkeypatch.delenv(name, raising=False)
+    with timeline_requested(is_requested):
+        assert os.environ.get(name) == seen
+    assert os.environ.get(name) == given
+    with pytest.raises(RuntimeError, match="the timeline of the whole job there"):
+        HorovodTimeline(None).start()

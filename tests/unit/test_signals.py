@@ -38,7 +38,7 @@ def test_ctrl_c_ends_what_waits_for_a_step():
         stop_twice()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", HANDLED)
 def test_after_an_interruption_no_signal_disturbs_the_ending(number):
     ended = []
 

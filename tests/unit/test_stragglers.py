@@ -103,8 +103,9 @@ def test_statistics_add_up_over_workers():
 def test_sums_of_weights_stand_behind_the_sums():
     signals = encode_signals(ControlFlags(save=True), StepStatistics(2, 0.5))
     vector = [3.0, 2.0, 1.5, 5.0, 1.0, 0.25, *signals]
-    metrics = StepMetrics.from_vector(["loss", "accuracy"], vector, 4.0, weighted=["loss"])
+    metrics = StepMetrics.from_vector(["loss", "accuracy"], vector, 4.0, ["a"], weighted=["loss"])
     assert metrics.sums == {"loss": 3.0, "accuracy": 2.0, "gradient_norm": 0.25}
     assert metrics.weights == {"loss": 1.5, "gradient_norm": 1.0}
     assert (metrics.mean("loss"), metrics.mean("accuracy")) == (2.0, 0.5)
-    assert (metrics.unused_parameters, metrics.overflow_exhausted) == (5, True)
+    assert (metrics.unused_parameters, metrics.unused_names, metrics.overflow_exhausted) == (5, ("a",), True)
+    assert (metrics.flags, metrics.statistics) == (ControlFlags(save=True), StepStatistics(2, 0.5))
