@@ -34,6 +34,19 @@ class Mlp(Digits):
         return mlp.tf_blocks(model)
 
 
+class Half(Mlp):
+    """Dense layers of Keras that compute in float16."""
+
+    def tf_model(self):
+        import keras
+
+        keras.config.set_dtype_policy("mixed_float16")
+        try:
+            return super().tf_model()
+        finally:
+            keras.config.set_dtype_policy("float32")
+
+
 class Spectral(Plain):
     """Dense layers of Keras whose kernels are divided by what their forward passes move."""
 

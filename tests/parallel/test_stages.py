@@ -162,6 +162,7 @@ def test_weights_or_a_part_of_them_start_a_run_with_stages(choice):
     [
         ("torch", "OwnForward", "the blocks compute other outputs than the model"),
         ("tf", "Left", "no block has the model's"),
+        ("tf", "Half", "stages 2 cannot be used with layers that compute in float16"),
         ("tf", "RegularizedAtTheEnd", "losses of their own"),
         ("tf", "Unnamed", r"a block of the model uses \S+/kernel of a block of another stage"),
     ],

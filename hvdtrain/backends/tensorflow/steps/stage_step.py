@@ -99,6 +99,13 @@ class StageStep(StageStepBase, PlainStep):
         task, config, computation = self._task, self._config, self.computation
         computation.precision = config.precision
         model = self._whole = make_model(task, config)
+        if precision_of(model, config.precision) == "fp16":
+            raise ConfigError(
+                f"stages {config.stages} cannot be used with layers that compute in float16 (mixed_float16), "
+                "whose losses need one scale",
+                "Use mixed_bfloat16, or leave out stages.",
+                everywhere=True,
+            )
         blocks = blocks_of(task, model, "tf", stage_passes.layers_of(model), bool(take_loss(model)))
         whole = ModelState(model, Renaming(task, "tf"))
         parameters = {id(v) for layer in model._flatten_layers() for v in layer._trainable_variables}
