@@ -201,6 +201,19 @@ class OtherShape(Sound):
         return nn.Sequential(nn.Linear(INPUTS, width), nn.Linear(width, OUTPUTS))
 
 
+class OtherOrder(Sound):
+    """Layers that rank 1 makes in another order, as of a set of names."""
+
+    def torch_model(self):
+        from torch import nn
+
+        names = ["b", "a"] if RANK == 1 else ["a", "b"]
+        model = nn.Sequential(nn.Linear(INPUTS, OUTPUTS))
+        for name in names:
+            model[0].register_module(name, nn.Linear(3, 3))
+        return model
+
+
 class SendsPickles(Sound):
     """From the training data on, rank 1 sends pickles in place of objects, as a stranger would."""
 

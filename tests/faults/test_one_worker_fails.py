@@ -100,3 +100,11 @@ def test_a_parameter_whose_shape_differs_is_named_with_both_values(tmp_path):
     result = command(2, "mpi", "torch", *words, cwd=tmp_path)
     check_disagreement(result.returncode, result.output, tmp_path)
     assert f"kernel: (4, 5) on rank 0 ({HOST}), (4, 8) on rank 1 ({HOST})" in result.output
+
+
+def test_models_with_their_parameters_in_another_order_are_refused(tmp_path):
+    words = ("--framework", "torch", "--task", f"{TASKS}:OtherOrder", "--run-dir", "run")
+    result = command(2, "mpi", "torch", *words, cwd=tmp_path)
+    assert result.returncode == 3, result.output
+    assert f"0.a.bias: (3, 'torch.float32', (3,)) on rank 0 ({HOST}), (5, " in result.output
+    assert "torch_model() must make the same model on every worker" in result.output

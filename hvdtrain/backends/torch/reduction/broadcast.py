@@ -29,9 +29,14 @@ def broadcast_model(model: torch.nn.Module, state: ModelState, workers: Workers,
     """Collective. Copy the root's parameters, buffers with their shapes, and extra states to all."""
     named = [*model.named_parameters(), *model.named_buffers()]
     parts = [(f"{name}{part}", one) for name, tensor in named for part, one in strided_parts(tensor)]
+    # with their places: tensors and gradients travel in the model's order
     forms = {
-        f"the model's {name}": (str(one.dtype), isinstance(one, torch.nn.Parameter) and tuple(one.shape))
-        for name, one in parts
+        f"the model's {name}": (
+            place,
+            str(one.dtype),
+            isinstance(one, torch.nn.Parameter) and tuple(one.shape),
+        )
+        for place, (name, one) in enumerate(parts)
     }
     assert_consistent(workers, forms, "torch_model() must make the same model on every worker.")
     shapes = workers.broadcast_object([tuple(one.shape) for _, one in parts], root)
