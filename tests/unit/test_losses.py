@@ -102,6 +102,15 @@ def test_shapes_that_do_not_fit_are_named(side, outputs, targets, options, said)
         values(side, np.zeros(outputs), targets, **options)
 
 
+def test_probabilities_are_no_class_numbers_where_keras_does_not_know_all_of_the_shape_of_the_outputs():
+    @tf.function(input_signature=[tf.TensorSpec([None, 4]), tf.TensorSpec([8, 4])], autograph=False)
+    def losses(outputs, targets):
+        return of_keras.NAMED["cross_entropy"](outputs, {"targets": targets})
+
+    with pytest.raises(TaskError, match="outputs whose shape is known"):
+        losses(tf.zeros((8, 4)), tf.fill((8, 4), 0.25))
+
+
 def test_the_logits_of_a_structured_output_are_taken(side):
     batch = {"inputs": 0, "labels": side.tensor(np.arange(2))}
     logits = side.tensor(np.float32([[1, 2], [3, 4]]))

@@ -181,6 +181,15 @@ class NamedLosses:
         if rank == of_targets and outputs.shape == targets.shape:
             check_class_numbers(name, self.is_floating(targets), tuple(targets.shape))
             return self.moved_last(outputs, axis), self.moved_last(targets, axis)
+        if of_targets == rank and targets.shape[-1] not in (
+            1,
+            None,
+        ):  # where not all of the outputs' shape is known
+            raise TaskError(
+                f"{name} takes class numbers (batch, ...), or probabilities of the logits' shape; found "
+                f"outputs {tuple(outputs.shape)} and targets {tuple(targets.shape)}",
+                "Let the model give outputs whose shape is known, for example by tf.ensure_shape.",
+            )
         return self.moved_last(outputs, axis), targets if of_targets < rank else targets[..., 0]
 
     def _compared(
