@@ -60,15 +60,24 @@ def _gather(rows: Tensor, name: str, counts: Tensor, rank: Any) -> Tensor:
 
     @tf.custom_gradient  # type: ignore[untyped-decorator]
     def gather(own: Tensor) -> tuple[Tensor, Any]:
-        return tf.ensure_shape(_joined(own, name), (None, *own.shape[1:])), scatter
+        joined = _bf16_as(own.dtype, _joined(_bf16_as(tf.int16, own), name))
+        return tf.ensure_shape(joined, (None, *own.shape[1:])), scatter
 
-    def scatter(gradient: Tensor) -> Tensor:
+    # with a derivative of its own: that of Horovod has other names on workers with padding
+    @tf.custom_gradient  # type: ignore[untyped-decorator]
+    def scatter(gradient: Tensor) -> tuple[Tensor, Any]:
+        sent = _bf16_as(tf.int16, gradient)
         with _named(f"{name}.backward"):
-            received, _ = hvd.alltoall(gradient, counts, f"{name}.backward", ignore_name_scope=True)
+            received, _ = hvd.alltoall(sent, counts, f"{name}.backward", ignore_name_scope=True)
         shape = tf.concat([tf.stack([tf.shape(counts)[0], counts[rank]]), tf.shape(gradient)[1:]], 0)
-        return tf.reduce_sum(tf.reshape(received, shape), 0)
+        return tf.reduce_sum(tf.reshape(_bf16_as(gradient.dtype, received), shape), 0), gather
 
     return gather(rows)
+
+
+def _bf16_as(kind: Any, rows: Tensor) -> Tensor:
+    """Return the bits of bf16, which not every build of Horovod takes, as another type, or back; or rows."""
+    return tf.bitcast(rows, kind) if tf.bfloat16 in (rows.dtype, kind) else rows
 
 
 def _joined(rows: Tensor, name: str) -> Tensor:

@@ -48,18 +48,24 @@ class _Gather(Function):
     def forward(ctx: Any, rows: Tensor, name: str, counts: list[int]) -> Tensor:
         """Collective. Return the rows of all workers."""
         ctx.name, ctx.counts = name, counts
-        # Horovod takes no booleans
-        sent = rows.byte() if rows.dtype == torch.bool else rows.resolve_neg().contiguous()
-        return _joined(sent, name).to(rows.dtype)
+        return _joined(_as_sent(rows), name).view(rows.dtype)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         """Collective. Return the gradient of this worker's rows."""
         splits = torch.tensor(ctx.counts, dtype=torch.int32)
-        received, _ = hvd.alltoall(gradient.resolve_neg().contiguous(), splits, name=f"{ctx.name}.backward")
-        parts = received.reshape(len(ctx.counts), ctx.counts[hvd.rank()], *gradient.shape[1:])
+        received, _ = hvd.alltoall(_as_sent(gradient), splits, name=f"{ctx.name}.backward")
+        parts = received.view(gradient.dtype).reshape(
+            len(ctx.counts), ctx.counts[hvd.rank()], *gradient.shape[1:]
+        )
         return parts.sum(0), None, None
+
+
+def _as_sent(rows: Tensor) -> Tensor:
+    """Return rows, or their bits as a type that Horovod takes: no booleans, and on GPUs no bf16."""
+    kinds = {torch.bool: torch.uint8, torch.bfloat16: torch.int16}
+    return rows.resolve_neg().contiguous().view(kinds.get(rows.dtype, rows.dtype))
 
 
 def _joined(rows: Tensor, name: str) -> Tensor:
