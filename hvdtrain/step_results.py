@@ -42,7 +42,8 @@ class StepResults:
         self._first_local: StepInfo | None = (
             None  # the first of the local steps since the workers were last equal
         )
-        self._diverged: StepInfo | None = None  # the first of them whose own loss is not finite
+        # the first of them whose own loss is not finite
+        self._diverged: tuple[StepInfo, StepMetrics] | None = None
         self._has_synchronized = False
         self._is_alone = False
         self._unused_are_reported = False
@@ -113,7 +114,7 @@ class StepResults:
         """Keep the first local step whose loss is not finite."""
         for step, metrics in self._read(leave):
             if self._diverged is None and is_diverged(metrics):
-                self._diverged = step
+                self._diverged = step, metrics
 
     def add(self, steps: Iterable[tuple[StepInfo, StepMetrics]]) -> None:
         """Collective if a step has something to name. Add steps, in order."""
@@ -154,15 +155,16 @@ class StepResults:
 
         Of local steps, the first step and the rank whose own loss is not finite are named, if one's is.
         """
-        workers, own = self._session.backend.workers, self._diverged or step
-        is_first = self._diverged is not None
+        workers, is_first = self._session.backend.workers, self._diverged is not None
+        own, its = self._diverged or (step, metrics)
+        loss = "nan" if its.overflow_exhausted else f"{its.sums['loss']}"
         data = "" if self._is_local and not is_first else _not_finite_data(self._session, self._plan, own)
-        gathered = [(own.step, not is_first, not data, workers.rank, workers.host, own.learning_rate, data)]
+        rate = own.learning_rate
+        gathered = [(own.step, not is_first, not data, workers.rank, workers.host, rate, loss, data)]
         if not self._is_alone:
             with suppress(PeerLostError):  # the loss is what is reported
                 gathered = workers.allgather_object(gathered[0])
-        number, is_of_all, _, rank, host, rate, data = min(gathered)
-        loss = "nan" if metrics.overflow_exhausted else f"{metrics.sums['loss']}"
+        number, is_of_all, _, rank, host, rate, loss, data = min(gathered)
         of, synchronized = "", ""
         if not is_of_all:
             of = f" on rank {rank} ({host})"

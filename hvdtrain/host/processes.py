@@ -4,7 +4,6 @@ import ctypes
 import os
 import signal
 import subprocess
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -54,7 +53,7 @@ class Ended(NamedTuple):
 def run_limited(command: Sequence[str], seconds: float, environ: Mapping[str, str] | None = None) -> Ended:
     """Run a command without input. At its end, or at the limit, all of its process group are killed."""
     until = time.monotonic() + seconds
-    with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
+    with _memory_file() as output, _memory_file() as errors:  # no disk that may be full
         process = start_group(command, stdout=output, stderr=errors, env=environ)
         try:
             while (is_late := process.poll() is None) and time.monotonic() < until and not _is_full(output):
@@ -67,6 +66,10 @@ def run_limited(command: Sequence[str], seconds: float, environ: Mapping[str, st
         errors.seek(max(0, os.fstat(errors.fileno()).st_size - _MOST_BYTES))
         said, of_errors = (file.read(_MOST_BYTES).decode(errors="replace") for file in (output, errors))
     return Ended(None if is_late and not is_cut else process.returncode, said, of_errors, is_cut)
+
+
+def _memory_file() -> IO[bytes]:
+    return os.fdopen(os.memfd_create("hvdtrain", os.MFD_CLOEXEC), "w+b")
 
 
 def _is_full(output: IO[bytes]) -> bool:

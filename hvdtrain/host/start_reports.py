@@ -148,27 +148,33 @@ _HANDLERS_SECONDS = 10.0
 
 def limit_wait_for_threads(seconds: float = _THREADS_SECONDS) -> None:
     """Let this process end with exit code 0 some seconds after its main thread at the latest."""
+    reached = threading.RLock()  # reentrant: the thread that gives up runs the exit handlers itself
+
+    def on_exit() -> None:  # the handler registered last runs first, after Python has waited for threads
+        with reached:
+            timer.cancel()
 
     def give_up() -> None:
-        threads = [one for one in threading.enumerate() if not one.daemon]
-        left = [one.name for one in threads if one is not threading.main_thread()]
-        if left:
-            _note(left, seconds)
-            # a handler may join a thread
-            last = threading.Timer(_HANDLERS_SECONDS, exit_at_once, [0])
-            last.daemon = True
-            with suppress(RuntimeError):  # Python 3.12.0 and 3.12.1 start no thread any more here
-                last.start()
-            with suppress(Exception):
-                atexit._run_exitfuncs()
-            for file in (sys.stdout, sys.stderr):
-                with suppress(OSError, ValueError, AttributeError):
-                    file.flush()
-            os._exit(0)
+        with reached:
+            threads = [one for one in threading.enumerate() if not one.daemon]
+            left = [one.name for one in threads if one is not threading.main_thread()]
+            if left:
+                _note(left, seconds)
+                # a handler may join a thread
+                last = threading.Timer(_HANDLERS_SECONDS, exit_at_once, [0])
+                last.daemon = True
+                with suppress(RuntimeError):  # Python 3.12.0 and 3.12.1 start no thread any more here
+                    last.start()
+                with suppress(Exception):
+                    atexit._run_exitfuncs()
+                for file in (sys.stdout, sys.stderr):
+                    with suppress(OSError, ValueError, AttributeError):
+                        file.flush()
+                os._exit(0)
 
     timer = threading.Timer(seconds, give_up)
     timer.daemon = True
-    atexit.register(timer.cancel)
+    atexit.register(on_exit)
     timer.start()
 
 

@@ -83,18 +83,26 @@ def find_runs(paths: Iterable[Path]) -> tuple[list[Path], list[str]]:
     """Return the runs among directories, and what to say of those that are left out."""
     runs, unreadable, others = list[Path](), list[str](), list[Path]()
 
+    def note(path: Path, error: OSError) -> None:
+        text = f"{path}: left out, it cannot be read: {error.strerror or error}"
+        unreadable.append(plain(f"{text}. {access_remedy(error, path)}".rstrip()))
+
     def holds(path: Path) -> bool:
         try:
             return path.is_dir() and holds_run(path)
         except OSError as error:
-            text = f"{path}: left out, it cannot be read: {error.strerror or error}"
-            unreadable.append(plain(f"{text}. {access_remedy(error, path)}".rstrip()))
+            note(path, error)
             return False
 
     for path in paths:
         known, found = len(unreadable), [path] if holds(path) else []
-        with suppress(OSError):
-            found = found or list(filter(holds, sorted(path.iterdir())))
+        if not found and len(unreadable) == known:
+            try:
+                found = list(filter(holds, sorted(path.iterdir())))
+            except (FileNotFoundError, NotADirectoryError):
+                pass
+            except OSError as error:
+                note(path, error)
         runs += found
         others += [path] if not found and len(unreadable) == known else []
     if not runs and unreadable and not others:

@@ -64,6 +64,19 @@ def test_a_batch_of_evaluation_is_as_large_as_in_training():
     assert resolved(manifest(global_batch_size=50, accumulate=2)).eval_batch_size == 13
 
 
+def test_a_size_that_is_no_number_is_refused():
+    made = manifest()
+    made.config["global_batch_size"] = "2"
+    with pytest.raises(CheckpointError, match="global_batch_size in its config must be a whole number"):
+        resolved(made)
+
+
+def test_a_name_of_somebody_elses_task_is_shown_short_and_without_control_characters():
+    with pytest.raises(UsageError, match=r"the task 'mine\\x1b\[31m\.pyx+, which is not built in") as seen:
+        resolved(manifest(task=f"mine\x1b[31m.py{'x' * 9000}"))
+    assert len(str(seen.value)) < 2000
+
+
 def test_a_task_of_the_users_own_must_be_named():
     made = manifest(task="my tasks.py:Mine")
     with pytest.raises(UsageError, match=r"runs only if you name it\nIf .* add: --task 'my tasks\.py:Mine'$"):

@@ -1,13 +1,17 @@
 """Runs side by side: a row for each, and what differs."""
 
 import csv
+import errno
 import io
 import json
+import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from hvdtrain.reporting.compare import print_csv, print_table
+from hvdtrain.reporting.stored_runs import find_runs
 
 SUMMARY = {
     "status": "completed",
@@ -138,3 +142,26 @@ def test_a_csv_has_all_digits_and_no_formulas(make, capsys):
     assert first["config.learning_rate"] == "0.1"
     assert first["config.init"] == "'=1+1"
     assert (second["loss"], second["accuracy"], second["config.learning_rate"]) == ("0.123456789", "", "0.2")
+
+
+def test_a_folder_that_cannot_be_read_is_said_once_and_is_not_taken_for_an_empty_one(
+    make, tmp_path, monkeypatch
+):
+    run, lost, closed = make("a", SUMMARY), tmp_path / "lost", make("closed/run", SUMMARY).parent
+    lost.mkdir()
+    iterdir, access = Path.iterdir, os.access
+
+    def read(path: Path) -> Iterator[Path]:
+        if path == lost:
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+        return iterdir(path)
+
+    (closed / "summary.json").write_text("{}")
+    monkeypatch.setattr(Path, "iterdir", read)
+    monkeypatch.setattr(os, "access", lambda path, *rest: closed not in path.parents and access(path, *rest))
+    found, notes = find_runs([run, lost, closed])
+    assert found == [run]
+    assert [note.split(". ")[0] for note in notes] == [
+        f"{lost}: left out, it cannot be read: {os.strerror(errno.ESTALE)}",
+        f"{closed}: left out, it cannot be read: {os.strerror(errno.EACCES)}",
+    ]

@@ -3,7 +3,10 @@
 import signal
 import subprocess
 import sys
+import tempfile
 import time
+
+from hvdtrain.host.processes import run_limited
 
 
 def python(code: str, **options: object) -> subprocess.CompletedProcess:
@@ -66,6 +69,18 @@ def test_a_thread_that_is_left_keeps_a_process_for_seconds_only():
     assert time.monotonic() - since < 200
     assert (done.returncode, done.stdout.split()) == (0, [b"done", b"handler"])
     assert b"still running: left behind." in done.stderr
+
+
+def test_a_thread_that_ends_while_the_process_gives_up_runs_no_handler_twice():
+    slow = "atexit.register(lambda: (print('slow', flush=True), time.sleep(1.5)))"
+    done = python(ENDS.format(seconds=1.0, limit=0.5, more=slow), stdout=subprocess.PIPE)
+    assert (done.returncode, done.stdout.split()) == (0, [b"done", b"slow", b"handler"])
+
+
+def test_output_of_a_command_needs_no_room_on_a_disk(monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", "/dev/null/none")
+    done = run_limited(["sh", "-c", "echo output; echo errors >&2; exit 3"], 60)
+    assert (done.code, done.output, done.errors, done.is_cut) == (3, "output\n", "errors\n", False)
 
 
 def test_a_process_that_is_started_has_the_standard_files_that_were_closed():

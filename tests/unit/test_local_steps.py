@@ -68,7 +68,7 @@ def test_a_worker_that_asks_to_stop_stops_all_at_the_next_synchronisation(tmp_pa
 
 def test_a_loss_that_is_no_number_is_named_with_its_step_and_rank(tmp_path):
     def work(workers: FakeWorkers) -> str:
-        losses = {3: float("nan"), 4: float("nan")} if workers.rank == 1 else {}
+        losses = {3: float("inf"), 4: float("nan")} if workers.rank == 1 else {}
         backend = FakeLocalBackend(workers, losses=losses)
         session = make_loop_session(tmp_path, backend, sync_every=4, train_size=100, learning_rate=0.25)
         with pytest.raises(NonFiniteLossError) as caught:
@@ -77,7 +77,7 @@ def test_a_loss_that_is_no_number_is_named_with_its_step_and_rank(tmp_path):
         return caught.value.problem
 
     (said,) = set(on_every_rank(["alpha", "beta"], work))
-    assert said.startswith("the loss is nan at step 3 on rank 1 (beta), with learning rate 0.25, before the")
+    assert said.startswith("the loss is inf at step 3 on rank 1 (beta), with learning rate 0.25, before the")
 
 
 def test_replicas_are_compared_right_after_a_synchronisation_alone(tmp_path):

@@ -44,6 +44,7 @@ _NOT_BY_DEFAULT = (
     *("sync_every", "outer_optimizer", "compression", "overlap", "shard", "stages", "stage_cuts"),
     *("profile", "track"),
 )
+_MAX_SHOWN = 500  # characters of a task's name
 
 
 def find_unverified(path: Path | str) -> Checkpoint:
@@ -82,14 +83,22 @@ def layers_of(found: Checkpoint, given: list[Layer]) -> list[Layer]:
     merged = {name: value for layer in given for name, value in layer.values.items()}
     trained_on, task = str(config.get("task")), merged.get("task")
     if task is None and trained_on not in built_in_names():
+        # a name of somebody else's may hold what controls the terminal
+        shown = (trained_on if trained_on.isprintable() else ascii(trained_on))[:_MAX_SHOWN]
         raise UsageError(
-            f"checkpoint {found.path} was trained on the task {trained_on}, which is not built in; "
+            f"checkpoint {found.path} was trained on the task {shown}, which is not built in; "
             "it runs only if you name it",
-            f"If you trust it, add: --task {shlex.quote(trained_on)}",
+            f"If you trust it, add: --task {shlex.quote(shown)}",
         )
     values = {name: config[name] for name in config if name in Config.model_fields.keys() - _OF_TRAINING}
     # nor those of the task's defaults
     values |= {name: Config.model_fields[name].default for name in _NOT_BY_DEFAULT}
+    for name in ("batch_size", "global_batch_size", "accumulate", "eval_batch_size"):
+        if not isinstance(value := config.get(name), int | None):
+            raise CheckpointError(
+                f"checkpoint {found.path}: {name} in its config must be a whole number, found {value!r}",
+                "Its trainer.json was not written by hvdtrain; do not use it.",
+            )
     micro_batch = config.get("batch_size") or Config.model_fields["batch_size"].default
     if (total := config.get("global_batch_size")) is not None:
         micro_batch = -(-total // (found.manifest.workers * (config.get("accumulate") or 1)))
