@@ -113,7 +113,7 @@ def _listening(port: int, application):
 
 
 def _failure(environ, start_response, status: str, code: str) -> list[bytes]:
-    environ["wsgi.input"].read()
+    environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))  # without a limit it waits for more
     start_response(status, [("Content-Type", "application/xml")])
     return [f"<?xml version='1.0'?><Error><Code>{code}</Code><Message>busy</Message></Error>".encode()]
 
