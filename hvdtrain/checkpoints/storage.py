@@ -256,14 +256,12 @@ def verify(path: Path) -> Checkpoint:
     return Checkpoint(path, manifest)
 
 
-def _newest(
-    folder: Path, damaged: dict[Path, str], skipped: type[Exception] = CorruptCheckpoint
-) -> Checkpoint | None:
+def _newest(folder: Path, damaged: dict[Path, str]) -> Checkpoint | None:
     """Return the newest checkpoint in a folder that verifies, if there is one; note why others do not."""
     for path in reversed(checkpoints_in(folder)):
         try:
             return verify(path)
-        except (CorruptCheckpoint, skipped) as error:
+        except CorruptCheckpoint as error:
             damaged[path] = str(error)
     return None
 
