@@ -110,11 +110,8 @@ def expect_answer(seconds: float, rank: int, host: str) -> Iterator[None]:
 def do_in_time(work: Callable[[], None], seconds: float = _CLOSE_SECONDS) -> None:
     """Do in another thread what may wait without limit, for a worker, a disk or a lock; give up in time."""
     thread = threading.Thread(target=work, daemon=True, name="do in time")
-    try:
-        thread.start()
-        thread.join(seconds)
-    except RuntimeError:  # no thread can be started
-        work()
+    thread.start()
+    thread.join(seconds)
 
 
 def end_at_once(event: WatchEvent, stacks: str, on_worker_lost: Callable[[str], None]) -> None:
@@ -126,7 +123,10 @@ def end_at_once(event: WatchEvent, stacks: str, on_worker_lost: Callable[[str], 
         _flush()
 
     if not isinstance(event, Told | Abandoned):
-        do_in_time(speak)  # first, since mpirun may kill this process in 0.3 s; nobody may read it
+        try:  # first, since mpirun may kill this process in 0.3 s; nobody may read it
+            do_in_time(speak)
+        except RuntimeError:  # no thread can be started
+            speak()
         _write_down(on_worker_lost, event.problem)
     exit_at_once(EXIT_ENVIRONMENT)
 
@@ -146,7 +146,8 @@ def _write_down(on_worker_lost: Callable[[str], None], problem: str) -> None:
         with suppress(Exception):
             on_worker_lost(problem)
 
-    do_in_time(write_down, _WRITE_DOWN_SECONDS)
+    with suppress(RuntimeError):  # no thread can be started
+        do_in_time(write_down, _WRITE_DOWN_SECONDS)
 
 
 def is_shared(error: BaseException, workers: Workers) -> bool:

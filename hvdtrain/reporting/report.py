@@ -4,7 +4,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -258,11 +258,12 @@ class Report:
     def _call(self, callback: Any, hook: str, *args: Any) -> None:
         if hook_of(callback, hook) is None:
             return
+        if not ACTIVITY.is_of_this_thread or any(callback is one for one in self._built_in):
+            call_hook(callback, hook, *args)
+            return
         # a user's callback may take long, which the watch of the workers is shown
-        step, is_users = ACTIVITY.current.step, not any(callback is one for one in self._built_in)
-        what = f"in {hook} of {name_of(callback)}" + (" after step" if step else "")
-        shown = ACTIVITY.during(what, step) if is_users and ACTIVITY.is_of_this_thread else nullcontext()
-        with shown:
+        step = ACTIVITY.current.step
+        with ACTIVITY.during(f"in {hook} of {name_of(callback)}" + (" after step" if step else ""), step):
             call_hook(callback, hook, *args)
 
     def _note_failure(self, text: str) -> None:

@@ -75,7 +75,7 @@ def values_to_compare(run: TrainingRun) -> Mapping[str, Any]:
 
 
 def start_of(
-    run: TrainingRun, world: World, known: Path | None, check_as_built: Callable[[], None] = lambda: None
+    run: TrainingRun, world: World, known: Path | None, check_as_built: Callable[[], None]
 ) -> tuple[TrainingRun, ResumePoint]:
     """Collective. Find where a world starts from, and load it into every worker."""
     workers = run.backend.workers

@@ -6,7 +6,7 @@ import shutil
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -67,22 +67,24 @@ class NpzFile(Arrays):
         self._path, self._samples = path, samples
         self._folder = path.with_name(f"{path.name}.arrays")
         self._folder.mkdir()
+        self._files: dict[str, BinaryIO] = {}
 
     def finish(self) -> None:
         """Put the arrays into the archive."""
         with zipfile.ZipFile(self._path, "w", zipfile.ZIP_STORED) as archive:
-            for name in self._first:
-                archive.write(self._folder / f"{name}.npy", f"{name}.npy")
+            for name, file in self._files.items():
+                file.close()
+                archive.write(file.name, f"{name}.npy")
         shutil.rmtree(self._folder)
 
     def _keep(self, name: str, array: NDArray[Any]) -> None:
         kind = self._first[name].dtype
-        with (self._folder / f"{name}.npy").open("ab") as file:
-            if not file.tell():
-                shape = (self._samples, *array.shape[1:])
-                header = {"descr": np.lib.format.dtype_to_descr(kind), "fortran_order": False, "shape": shape}
-                np.lib.format.write_array_header_1_0(file, header)
-            file.write(array.astype(kind, copy=False).tobytes())
+        if name not in self._files:
+            self._files[name] = (self._folder / f"{name}.npy").open("wb")
+            shape = (self._samples, *array.shape[1:])
+            header = {"descr": np.lib.format.dtype_to_descr(kind), "fortran_order": False, "shape": shape}
+            np.lib.format.write_array_header_1_0(self._files[name], header)
+        self._files[name].write(array.astype(kind, copy=False).tobytes())
 
 
 class ParquetFile:
