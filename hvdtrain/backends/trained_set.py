@@ -136,6 +136,14 @@ def _described(change: Change) -> str:
     return " and ".join(parts) or "changes nothing"
 
 
+def not_in_own_step() -> TaskError:
+    """Return the error for a checkpoint with other trained parameters, in a task with a step of its own."""
+    return refused(
+        "callbacks have frozen or thawed parameters, which a training step of the task's own does not follow",
+        "Decide within torch_step() or tf_step() which losses and optimizers are used.",
+    )
+
+
 def refused(problem: str, remedy: str) -> TaskError:
     """Return the error of a change that no job follows, which all workers have."""
     return TaskError(problem, remedy, everywhere=True)

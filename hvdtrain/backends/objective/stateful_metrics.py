@@ -149,7 +149,8 @@ class RowsState:
         if self._is_sum:
             counted = {key: array.sum(0, dtype=np.float64, keepdims=True) for key, array in counted.items()}
         else:
-            self._check_memory(given, rows.total)
+            if not self._rows:  # later batches have rows of the same size, as _check_stays sees
+                self._check_memory(given, rows.total)
             self._indices.append(rows.indices[rows.is_counted])
         self._check_stays({key: parts[0] for key, parts in self._rows.items()} or counted, counted)
         for key, array in counted.items():

@@ -97,9 +97,9 @@ class StageStep(StageStepBase, PlainStep):
     def make_model(self, batch: HostBatch | None) -> Any:
         """Collective. Make this worker's stage of the task's model; return its variables."""
         task, config, computation = self._task, self._config, self.computation
-        computation.precision = config.precision
         model = self._whole = make_model(task, config)
-        if precision_of(model, config.precision) == "fp16":
+        computation.precision = precision_of(model, config.precision)
+        if computation.precision == "fp16":
             raise ConfigError(
                 f"stages {config.stages} cannot be used with layers that compute in float16 (mixed_float16), "
                 "whose losses need one scale",
@@ -118,7 +118,6 @@ class StageStep(StageStepBase, PlainStep):
                 "Compute it in train_data(), or leave out stages.",
                 everywhere=True,
             )
-        computation.precision = precision_of(model, config.precision)
         computation.batch_norm = BatchNormSync(self.near)
         self.batch_norms = len(find_batch_norms(model))
         computation.batch_norm.take_over(model, every=config.sync_batch_norm)
