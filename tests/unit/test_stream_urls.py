@@ -1,11 +1,10 @@
 """Data in an object store: a URL of fsspec in place of a path, in memory and in S3."""
 
-import os
 import sys
-from contextlib import contextmanager, nullcontext
 
 import numpy as np
 import pytest
+from support.object_store import client_environment, object_store
 from support.stream_files import sample, write_samples
 
 import hvdtrain
@@ -13,46 +12,26 @@ from hvdtrain.data.datasets import as_dataset, fetch
 from hvdtrain.data.order import BatchPlan
 from hvdtrain.data.stream_feed import StreamFeed, StreamPart
 from hvdtrain.errors import DataError
+from hvdtrain.storage import urls as object_urls
 
 fsspec = pytest.importorskip("fsspec")
 pytest.importorskip("pyarrow")
+pytest.importorskip("s3fs")
+pytest.importorskip("moto")
 
 SIZE = 30
 PARTS = [range(11), range(11, 12), range(12, SIZE)]
 
 
-@contextmanager
-def s3():
-    """Return a context with the URL of a folder on a server of S3 in a thread of this process."""
-    pytest.importorskip("s3fs")
-    server = pytest.importorskip("moto.server").ThreadedMotoServer("127.0.0.1", 0, verbose=False)
-    server.start()
-    address, port = server.get_host_and_port()
-    changes = {
-        "AWS_ENDPOINT_URL": f"http://{address}:{port}",
-        "AWS_ACCESS_KEY_ID": "test",
-        "AWS_SECRET_ACCESS_KEY": "test",
-        "AWS_DEFAULT_REGION": "us-east-1",
-    }
-    before = {name: os.environ.get(name) for name in changes}
-    os.environ.update(changes)
-    system = fsspec.get_filesystem_class("s3")
-    system.clear_instance_cache()  # they are kept by thread and arguments, which do not name the server
-    try:
-        fsspec.filesystem("s3").mkdir("bucket")
-        yield "s3://bucket/data"
-    finally:
-        system.clear_instance_cache()
-        server.stop()
-        for name, value in before.items():
-            os.environ.pop(name) if value is None else os.environ.update({name: value})
-
-
 @pytest.fixture(scope="module", params=["memory", "s3"])
 def place(request):
     """Return the URL of a folder; its threads are there before those of tests are counted."""
-    with s3() if request.param == "s3" else nullcontext("memory://data") as found:
-        yield found
+    if request.param == "memory":
+        yield "memory://data"
+    else:
+        with object_store() as store, client_environment(store):
+            object_urls.entries(store.url("nothing"))
+            yield store.url("data")
 
 
 @pytest.fixture
