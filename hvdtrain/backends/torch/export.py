@@ -249,7 +249,7 @@ def _read_weights(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from None
     except Exception as error:  # several kinds, by where the file is cut or changed
-        problem = f"{type(error).__name__}: {str(error).partition('. ')[0]}"
+        problem = f"{type(error).__name__}: {str(error).partition('. ')[0]}".removesuffix(": ")
         raise CheckpointError(f"{path} is damaged or no file of weights ({problem})") from None
     if not isinstance(found, Mapping):
         raise CheckpointError(f"{path} holds a {type(found).__name__}, not a state_dict")
