@@ -4,6 +4,7 @@ A file in ``models/`` has classes derived from ``Model``, which are tasks as use
 calls the task's own model and loss on the whole batch, without anything of hvdtrain's.
 """
 
+import functools
 import importlib.util
 import inspect
 from collections.abc import Iterator, Mapping
@@ -64,13 +65,23 @@ class Model:
     loss: Any = "cross_entropy"
     defaults: Mapping[str, Any] = GRADIENT_DESCENT
 
+    def __init_subclass__(cls) -> None:
+        """Let the models be made from a seed: the job's and the plain loop's are the same."""
+        for framework in ("torch", "tf"):
+            if make := vars(cls).get(f"{framework}_model"):
+                setattr(cls, f"{framework}_model", _seeded(make, framework))
+
+    def data(self, rows: Any) -> Any:
+        """Return some samples."""
+        return X[rows], Y[rows]
+
     def train_data(self) -> Any:
         """Return all samples."""
-        return X, Y
+        return self.data(slice(None))
 
     def eval_data(self) -> Any:
         """Return the first samples, in another order."""
-        return X[:EVALUATED][::-1].copy(), Y[:EVALUATED][::-1].copy()
+        return self.data(np.arange(EVALUATED)[::-1])
 
     def plain_outputs(self, model: Any, inputs: Any) -> Any:
         """Return what the plain loop calls the model for."""
@@ -85,11 +96,44 @@ class Model:
         return cls.judge.frameworks or tuple(f for f in ("torch", "tf") if hasattr(cls, f"{f}_model"))
 
 
+def _seeded(make: Any, framework: str) -> Any:
+    @functools.wraps(make)
+    def make_from_seed(*args: Any) -> Any:
+        if framework == "torch":
+            import torch
+
+            torch.manual_seed(0)
+        else:
+            import keras
+
+            keras.utils.set_random_seed(0)
+        return make(*args)
+
+    return make_from_seed
+
+
+def module(forward: Any, **parts: Any) -> Any:
+    """Return a module of PyTorch with these parts, of which tensors are buffers, and this forward pass."""
+    import torch
+
+    made = type("Net", (torch.nn.Module,), {"forward": forward})()
+    for name, part in parts.items():
+        is_buffer = isinstance(part, torch.Tensor) and not isinstance(part, torch.nn.Parameter)
+        (made.register_buffer if is_buffer else made.__setattr__)(name, part)
+    return made
+
+
+def torch_classifier(_: Any = None) -> Any:
+    """Return a small model of PyTorch of three classes."""
+    import torch
+
+    return torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 3))
+
+
 def tf_classifier(_: Any = None) -> Any:
     """Return a small Keras model of three classes."""
     import keras
 
-    keras.utils.set_random_seed(0)
     layers = [keras.Input((4,)), keras.layers.Dense(8, activation="tanh"), keras.layers.Dense(3)]
     return keras.Sequential(layers)
 

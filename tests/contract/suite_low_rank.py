@@ -8,6 +8,7 @@ from importlib import import_module
 
 import numpy as np
 import pytest
+from conformance.zoo import module
 from support import suite
 from support.suite import FOLDER, FRAMEWORK, assert_equal, only_torch, started_backend, state_of  # noqa: F401
 
@@ -35,16 +36,10 @@ class Small:
     def torch_model(self):
         from torch import nn
 
-        class Model(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.conv = nn.Conv2d(4, 16, 3)
-                self.out = nn.Linear(16, OUTPUTS)
+        def forward(self, x):
+            return self.out(self.conv(x.movedim(-1, 1)).tanh().mean((2, 3)))
 
-            def forward(self, x):
-                return self.out(self.conv(x.movedim(-1, 1)).tanh().mean((2, 3)))
-
-        return Model()
+        return module(forward, conv=nn.Conv2d(4, 16, 3), out=nn.Linear(16, OUTPUTS))
 
     def tf_model(self):
         from keras import Input, Sequential, layers

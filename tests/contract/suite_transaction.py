@@ -18,6 +18,7 @@ from itertools import count
 
 import numpy as np
 import pytest
+from conformance.zoo import module
 from support import suite
 from support.suite import FOLDER, FRAMEWORK, build, on_device, only_torch, started_backend, state_of  # noqa: F401
 
@@ -58,25 +59,18 @@ class Norms:
     def torch_model(self):
         from torch import nn
 
-        return nn.Sequential(
-            nn.Linear(INPUTS, 8),
-            nn.BatchNorm1d(8, momentum=0.1, eps=1e-3),
-            nn.Tanh(),
-            nn.Dropout(self.dropout),
-            nn.Linear(8, OUTPUTS),
-        )
+        norm = nn.BatchNorm1d(8, momentum=0.1, eps=1e-3)
+        middle = norm, nn.Tanh(), nn.Dropout(self.dropout)
+        return nn.Sequential(nn.Linear(INPUTS, 8), *middle, nn.Linear(8, OUTPUTS))
 
     def tf_model(self):
         from keras import Input, Sequential, layers
 
-        return Sequential([
-            Input((INPUTS,)),
-            layers.Dense(8, name="0"),
-            layers.BatchNormalization(momentum=0.9, name="1"),
-            layers.Activation("tanh"),
-            layers.Dropout(self.dropout),
-            layers.Dense(OUTPUTS, name="4"),
-        ])  # fmt: skip
+        norm = layers.BatchNormalization(momentum=0.9, name="1")
+        middle = norm, layers.Activation("tanh"), layers.Dropout(self.dropout)
+        return Sequential(
+            [Input((INPUTS,)), layers.Dense(8, name="0"), *middle, layers.Dense(OUTPUTS, name="4")]
+        )
 
 
 class NoDropout(Norms):
@@ -93,18 +87,11 @@ class Sparse:
     def torch_model(self):
         import torch
 
-        class Model(torch.nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.table, self.dense = (
-                    torch.nn.Embedding(9, INPUTS, sparse=True),
-                    torch.nn.Linear(INPUTS, OUTPUTS),
-                )
+        def forward(self, x):
+            return self.dense(self.table((x[:, 0].abs() * 4).long().clamp(max=8)))
 
-            def forward(self, x):
-                return self.dense(self.table((x[:, 0].abs() * 4).long().clamp(max=8)))
-
-        return Model()
+        table = torch.nn.Embedding(9, INPUTS, sparse=True)
+        return module(forward, table=table, dense=torch.nn.Linear(INPUTS, OUTPUTS))
 
     def torch_optimizer(self, parameters):
         import torch
@@ -120,21 +107,15 @@ class Queue:
     def torch_model(self):
         import torch
 
-        class Model(torch.nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.dense = torch.nn.Linear(INPUTS, OUTPUTS)
-                self.teacher = torch.nn.Linear(INPUTS, OUTPUTS).requires_grad_(False)
-                self.register_buffer("queue", torch.zeros(100_000))
+        def forward(self, x):
+            if self.training:
+                with torch.no_grad():
+                    self.queue += 1
+                    self.teacher.weight.lerp_(self.dense.weight, 0.1)
+            return self.dense(x)
 
-            def forward(self, x):
-                if self.training:
-                    with torch.no_grad():
-                        self.queue += 1
-                        self.teacher.weight.lerp_(self.dense.weight, 0.1)
-                return self.dense(x)
-
-        return Model()
+        dense, teacher = (torch.nn.Linear(INPUTS, OUTPUTS) for _ in range(2))
+        return module(forward, dense=dense, teacher=teacher.requires_grad_(False), queue=torch.zeros(100_000))
 
 
 class Perturbed(Norms):

@@ -1,5 +1,7 @@
 """Tasks whose samples are mixed, drawn or sorted by length, and the models of both frameworks."""
 
+from collections import OrderedDict
+
 import numpy as np
 
 import hvdtrain
@@ -28,15 +30,7 @@ class Images:
     def torch_model(self):
         from torch import nn
 
-        class Net(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.head = nn.Linear(36, 3)
-
-            def forward(self, x):
-                return self.head(x.flatten(1))
-
-        return Net()
+        return nn.Sequential(OrderedDict(flat=nn.Flatten(), head=nn.Linear(36, 3)))
 
     def tf_model(self):
         import keras
@@ -70,16 +64,8 @@ class Texts:
     def torch_model(self):
         from torch import nn
 
-        class Net(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.vectors = nn.EmbeddingBag(9, 4, mode="sum", padding_idx=0)
-                self.head = nn.Linear(4, 3)
-
-            def forward(self, x):
-                return self.head(self.vectors(x))
-
-        return Net()
+        vectors = nn.EmbeddingBag(9, 4, mode="sum", padding_idx=0)
+        return nn.Sequential(OrderedDict(vectors=vectors, head=nn.Linear(4, 3)))
 
     def tf_model(self):
         import keras

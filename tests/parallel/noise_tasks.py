@@ -50,13 +50,6 @@ class Sklearn(Noise):
         return np.concatenate([evaluation, train])
 
 
-class Numpy(Noise):
-    """numpy's global generator."""
-
-    def order(self):
-        return np.random.permutation(SAMPLES)
-
-
 class Torch(Noise):
     """PyTorch's split, which draws from its global generator, in either framework."""
 

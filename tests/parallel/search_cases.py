@@ -52,33 +52,20 @@ def weights_of(model, framework: str) -> list[np.ndarray]:
 
 
 def found_from_python(framework: str) -> dict:
-    """Find a rate with a model that the task keeps; return what was found, and whether its weights stayed."""
-    task = OneModel()
-    found = hvdtrain.lr_find(
-        task,
-        framework=framework,
-        device="cpu",
-        threads=1,
-        initial_parameters="model",  # the model's own, so that the weights before are those of the training
-        rising_steps=40,
-        lowest_rate=1e-3,
-        highest_rate=1e3,
-    )
-    after = weights_of(task.model, framework)
-    same = all(np.array_equal(one, other) for one, other in zip(task.before, after, strict=True))
-    shown = {"suggestion": found.suggestion, "diverged": found.diverged, "rates": len(found.rates)}
-    return {"same": same, **shown}
+    """Find a rate with a model that the task keeps, and again from the weights of a run.
 
-
-def found_after_init(framework: str) -> list[bool]:
-    """Find a rate from the weights of a run; return whether the model has them after it, and not its own."""
-    trained = OneModel()
+    Returns:
+        What was found first; whether the model had its weights again then, and the run's after the second.
+    """
     options = {"framework": framework, "device": "cpu", "threads": 1}
+    task, trained, tuned = OneModel(), OneModel(), OneModel()
+    # the model's own weights, so that those before are those of the training
+    rising = {"initial_parameters": "model", "rising_steps": 40, "lowest_rate": 1e-3, "highest_rate": 1e3}
+    found = hvdtrain.lr_find(task, **options, **rising)
     hvdtrain.train(trained, steps=3, run_dir="run", quiet=True, **options)
-    task = OneModel()
-    hvdtrain.lr_find(task, init="run", rising_steps=20, lowest_rate=1e-3, **options)
-    after, wanted = weights_of(task.model, framework), weights_of(trained.model, framework)
-    return [
-        all(np.array_equal(one, other) for one, other in zip(after, weights, strict=True))
-        for weights in (wanted, task.before)
-    ]
+    hvdtrain.lr_find(tuned, init="run", rising_steps=20, lowest_rate=1e-3, **options)
+    kept = [(task.model, task.before), (tuned.model, weights_of(trained.model, framework))]
+    return {
+        "found": [found.suggestion, found.diverged, len(found.rates)],
+        "kept": [all(map(np.array_equal, weights_of(model, framework), weights)) for model, weights in kept],
+    }

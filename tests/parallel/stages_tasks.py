@@ -19,19 +19,21 @@ class Plain(Digits):
 
 
 class Mlp(Digits):
-    """Six dense layers."""
+    """A built-in model: six dense layers."""
+
+    module, sizes = mlp, ((8, 8, 1), 10, (32,) * 5)
 
     def torch_model(self):
-        return mlp.torch_model((8, 8, 1), 10, (32,) * 5)
+        return self.module.torch_model(*self.sizes)
 
     def torch_blocks(self, model):
-        return mlp.torch_blocks(model)
+        return self.module.torch_blocks(model)
 
     def tf_model(self):
-        return mlp.tf_model((8, 8, 1), 10, (32,) * 5)
+        return self.module.tf_model(*self.sizes)
 
     def tf_blocks(self, model):
-        return mlp.tf_blocks(model)
+        return self.module.tf_blocks(model)
 
 
 class Half(Mlp):
@@ -58,58 +60,34 @@ class Spectral(Plain):
         return keras.Sequential([keras.Input((8, 8, 1)), keras.layers.Flatten(), *layers])
 
 
-class ResNet(Digits):
+class ResNet(Mlp):
     """ResNet-18 with SiLU."""
 
-    def torch_model(self):
-        return resnet.torch_model((8, 8, 1), 10, activation="silu")
-
-    def torch_blocks(self, model):
-        return resnet.torch_blocks(model)
+    module, sizes = resnet, ((8, 8, 1), 10, 18, "cifar", "silu")
 
 
-class Tokens(Digits):
-    """The digits' pixels as 64 tokens of 17."""
+class Bert(Mlp):
+    """A BERT, between whose blocks two tensors lead, of which one are booleans; pixels are 64 tokens."""
 
-    def __init__(self, dropout=0.0):
+    module, sizes = bert, (17, 64, 2, 2, 16, 10, 0.0)
+
+    def __init__(self):
         super().__init__()
-        self.dropout = dropout
         for part in (self._train, self._eval):
             part["inputs"] = np.rint(part["inputs"].reshape(-1, 64) * 6 + 4.9).astype(np.int32)
 
 
-class Gpt(Tokens):
+class Gpt(Bert):
     """A GPT, whose first and last block share the tokens' embedding, predicts each next pixel."""
 
     class_axis = -1
+    module, sizes = gpt, (17, 16, 3, 2, 16, 0.0)
 
-    def __init__(self, dropout=0.0):
-        super().__init__(dropout)
+    def __init__(self):
+        super().__init__()
         for part in (self._train, self._eval):
             tokens = part["inputs"]
             part["inputs"], part["targets"] = tokens[:, :15], tokens[:, 1:16].astype(np.int64)
-
-    def torch_model(self):
-        return gpt.torch_model(17, 16, 3, 2, 16, self.dropout)
-
-    def torch_blocks(self, model):
-        return gpt.torch_blocks(model)
-
-    def tf_model(self):
-        return gpt.tf_model(17, 16, 3, 2, 16, self.dropout)
-
-    def tf_blocks(self, model):
-        return gpt.tf_blocks(model)
-
-
-class Bert(Tokens):
-    """A BERT, between whose blocks two tensors lead, of which one are booleans."""
-
-    def torch_model(self):
-        return bert.torch_model(17, 64, 2, 2, 16, classes=10, dropout=self.dropout)
-
-    def torch_blocks(self, model):
-        return bert.torch_blocks(model)
 
 
 class Lengths(Digits):
@@ -193,32 +171,28 @@ class Hazards(Mlp):
             def forward(self, x):
                 return x * 2 if self.training else x
 
-        class Model(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.hidden, self.middle, self.logits = _dense(64, 32, 32, 10)
-                self.twice = Twice()
-
+        class Model(nn.ModuleDict):
             def first(self, x):
-                x = self.hidden(x.flatten(1)).tanh()
+                x = self["hidden"](x.flatten(1)).tanh()
                 return x * 3 if self.training else x, torch.zeros(32, dtype=torch.int64)
 
             def second(self, value):
                 x, count = value
                 count += 1
-                return self.middle(x * count).tanh(), count
+                return self["middle"](x * count).tanh(), count
 
             def third(self, value):
-                return self.twice(self.logits(value[0] * value[1]))
+                return self["twice"](self["logits"](value[0] * value[1]))
 
             def forward(self, x):
                 return self.third(self.second(self.first(x)))
 
-        return Model()
+        dense = zip(("hidden", "middle", "logits"), _dense(64, 32, 32, 10), strict=True)
+        return Model({**dict(dense), "twice": Twice()})
 
     def torch_blocks(self, model):
-        blocks = (model.first, model.hidden), (model.second, model.middle), (model.third, model.logits)
-        return [hvdtrain.Block(*block) for block in blocks]
+        steps = model.first, model.second, model.third
+        return [hvdtrain.Block(step, model[name]) for step, name in zip(steps, list(model)[:3], strict=True)]
 
 
 class Moving(Plain):

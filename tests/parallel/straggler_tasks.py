@@ -1,4 +1,4 @@
-"""Tasks with one slow worker: in its loss, or in reading its data."""
+"""A task with one slow worker."""
 
 import os
 import time
@@ -14,28 +14,12 @@ def is_slow() -> bool:
     return int(rank or 0) == SLOW_RANK
 
 
-class Samples:
-    """Samples of which each takes a time on one worker."""
-
-    def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
-
-    def __len__(self) -> int:
-        return 4096
-
-    def __getitem__(self, index: int) -> dict[str, np.ndarray]:
-        if self._seconds and is_slow():
-            time.sleep(self._seconds)
-        return {"inputs": np.full(8, index % 7 / 7, np.float32), "targets": np.float32(index % 3)}
-
-
-class SlowData:
-    """A task whose data are slow to read on one worker: SLOW_SECONDS for 4 samples with one thread."""
-
-    sample_seconds = SLOW_SECONDS / 4
+class SlowLoss:
+    """A task whose loss is slow on one worker."""
 
     def train_data(self):
-        return Samples(self.sample_seconds)
+        inputs = np.arange(4096) % 7 / 7
+        return np.repeat(inputs[:, None], 8, 1).astype(np.float32), (np.arange(4096) % 3).astype(np.float32)
 
     def eval_data(self):
         return None
@@ -46,7 +30,9 @@ class SlowData:
         return torch.nn.Linear(8, 1)
 
     def torch_loss(self, model, batch):
-        return (model(self.delayed_torch(batch["inputs"]))[:, 0] - batch["targets"]) ** 2, {}
+        if is_slow():
+            time.sleep(SLOW_SECONDS)
+        return (model(batch["inputs"])[:, 0] - batch["targets"]) ** 2, {}
 
     def tf_model(self):
         import keras
@@ -54,34 +40,11 @@ class SlowData:
         return keras.Sequential([keras.Input((8,)), keras.layers.Dense(1)])
 
     def tf_loss(self, model, batch):
-        return (model(self.delayed_tf(batch["inputs"]))[:, 0] - batch["targets"]) ** 2, {}
-
-    def delayed_torch(self, inputs):
-        return inputs
-
-    def delayed_tf(self, inputs):
-        return inputs
-
-
-class SlowLoss(SlowData):
-    """A task whose loss is slow on one worker."""
-
-    sample_seconds = 0.0
-
-    def delayed_torch(self, inputs):
-        if is_slow():
-            time.sleep(SLOW_SECONDS)
-        return inputs
-
-    def delayed_tf(self, inputs):
         import tensorflow as tf
 
         def wait(array):
-            time.sleep(SLOW_SECONDS)
+            time.sleep(SLOW_SECONDS * is_slow())
             return array
 
-        if not is_slow():
-            return inputs
-        delayed = tf.numpy_function(wait, [inputs], tf.float32)
-        delayed.set_shape(inputs.shape)
-        return delayed
+        inputs = tf.ensure_shape(tf.numpy_function(wait, [batch["inputs"]], tf.float32), (None, 8))
+        return (model(inputs)[:, 0] - batch["targets"]) ** 2, {}

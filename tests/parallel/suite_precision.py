@@ -5,6 +5,7 @@ Run inside a job, one process a worker; ``test_precision.py`` does so for every 
 
 import math
 import time
+from collections import OrderedDict
 
 import numpy as np
 import pytest
@@ -37,17 +38,8 @@ class Net:
     def torch_model(self):
         from torch import nn
 
-        class Model(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.first = nn.Linear(INPUTS, 16)
-                self.norm = nn.LayerNorm(16, eps=1e-3)
-                self.last = nn.Linear(16, OUTPUTS)
-
-            def forward(self, x):
-                return self.last(self.norm(self.first(x)))
-
-        return Model()
+        norm = nn.LayerNorm(16, eps=1e-3)
+        return nn.Sequential(OrderedDict(first=nn.Linear(INPUTS, 16), norm=norm, last=nn.Linear(16, OUTPUTS)))
 
     def tf_model(self):
         import keras
@@ -203,20 +195,9 @@ class Blocks(Net):
         if self.marked:
             Block.recompute = True
 
-        class Model(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.first = nn.Linear(INPUTS, width)
-                self.blocks = nn.ModuleList(Block() for _ in range(count))
-                self.last = nn.Linear(width, OUTPUTS)
-
-            def forward(self, x):
-                x = self.first(x)
-                for block in self.blocks:
-                    x = block(x)
-                return self.last(x)
-
-        return Model()
+        blocks = nn.Sequential(*[Block() for _ in range(count)])
+        first, last = nn.Linear(INPUTS, width), nn.Linear(width, OUTPUTS)
+        return nn.Sequential(OrderedDict(first=first, blocks=blocks, last=last))
 
     def tf_model(self):
         import keras

@@ -10,6 +10,7 @@ import threading
 import numpy as np
 import psutil
 import pytest
+from conformance.zoo import module
 from safetensors.numpy import save_file
 from support.suite import FRAMEWORK, config, host_batch, on_device, started_backend  # noqa: F401
 
@@ -33,19 +34,13 @@ class Net:
         import torch
         from torch import nn
 
-        class Model(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.conv = nn.Conv2d(1, 3, 3).to(memory_format=torch.channels_last)
-                self.attention = nn.MultiheadAttention(12, 2, batch_first=True)
-                self.unused = nn.Linear(3, 5)
-                self.last = nn.Linear(12, 2)
+        def forward(self, x):
+            x = self.conv(x[:, None]).flatten(2)
+            return self.last(self.attention(x, x, x, need_weights=False)[0]).mean(1)
 
-            def forward(self, x):
-                x = self.conv(x[:, None]).flatten(2)
-                return self.last(self.attention(x, x, x, need_weights=False)[0]).mean(1)
-
-        return Model()
+        conv = nn.Conv2d(1, 3, 3).to(memory_format=torch.channels_last)
+        attention = nn.MultiheadAttention(12, 2, batch_first=True)
+        return module(forward, conv=conv, attention=attention, unused=nn.Linear(3, 5), last=nn.Linear(12, 2))
 
     def tf_model(self):
         import keras

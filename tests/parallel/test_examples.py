@@ -11,7 +11,6 @@ import sys
 import hugging_face_page
 import numpy as np
 import pytest
-import saved_bert
 from support.documents import ROOT, hvdtrain_commands, named_files
 from support.jobs import FRAMEWORKS, Result, Run, run
 from support.pool import POOLS, Key, call, controller_of, framework_of
@@ -114,9 +113,9 @@ def test_a_classifier_of_the_page_on_hugging_face(folder):
 
 def test_a_classifier_takes_weights_and_tokenizer_from_a_folder(folder):
     check_installed("BertClassifier")
-    call(Key("torch", "none", 1), f"{saved_bert.__file__}:save", folder)
+    call(Key("torch", "none", 1), f"{hugging_face_page.__file__}:save", folder)
     done = trained("BertClassifier", "torch", folder, "--set", "task_options.pretrained=saved")
-    assert done.losses[0] > saved_bert.LEAST_LOSS
+    assert done.losses[0] > hugging_face_page.LEAST_LOSS
 
 
 def test_a_masked_language_model_learns(folder):

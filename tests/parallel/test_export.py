@@ -47,20 +47,20 @@ def test_several_workers_are_refused(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(("framework", "form"), [("torch", "onnx"), ("tf", "saved-model")])
-def test_a_program_takes_what_training_gives_the_model(framework, form, tmp_path):
-    task = f"{HERE / 'masked_task.py'}:"
-    source = str(shared_run(1, "none", "--framework", framework, "--task", f"{task}Masked").folder)
-    command = ["export", source, "--to", form, "--task"]
-    commands = [*command, f"{task}Masked"], [*command, f"{task}Served", "--force"]
-    done, served = hvdtrain(*commands, cwd=tmp_path, framework=framework)
+def test_a_program_of_keras_takes_what_training_gives_the_model(tmp_path):
+    """In PyTorch, job_torch_exports.py shows it."""
+    task = f"{HERE / 'input_tasks.py'}:"
+    source = str(shared_run(1, "none", "--framework", "tf", "--task", f"{task}Padded").folder)
+    command = ["export", source, "--to", "saved-model", "--task"]
+    commands = [*command, f"{task}Padded"], [*command, f"{task}Served", "--force"]
+    done, served = hvdtrain(*commands, cwd=tmp_path, framework="tf")
     for printed in (done[0], served[0]):
         assert "takes any batch size, any length" in printed
-        assert "input: input_ids int64 (batch, length)\n" in printed
-        assert "input: attention_mask int64 (batch, length)\n" in printed
-        assert "compared on batches of 8, 8, 2 and 1 of the task's data, lengths 12 and 6" in printed
-        assert "input_ids=input_ids" in loading_line(printed) or '"input_ids": input_ids' in printed
-    assert re.search(r"^output: (logits|outputs) \(batch, 2\)$", done[0], re.MULTILINE)
+        for name in ("input_ids", "attention_mask"):
+            assert re.search(rf"^input: {name} int\d+ \(batch, length\)$", printed, re.MULTILINE)
+        assert "compared on batches of " in printed
+        assert "input_ids=input_ids" in loading_line(printed)
+    assert "output: outputs (batch, 3)\n" in done[0]
     assert "output: labels (batch,)\n" in served[0]
 
 

@@ -1,6 +1,5 @@
 """lars and lamb draw one curve: in both frameworks, at any number of workers, resumed or not."""
 
-import numpy as np
 import pytest
 from support.jobs import Run
 from support.pool import controller_of, shared_run
@@ -25,19 +24,13 @@ def trained(framework: str, workers: int, optimizer: str, *options: str) -> Run:
     )
 
 
-def difference(run: Run, optimizer: str) -> float:
-    """Give the largest relative difference from PyTorch's curve with one worker; its end, if resumed."""
-    expected = trained("torch", 1, optimizer).losses
-    assert len(expected) == STEPS
-    assert len(run.losses) in (STEPS, STEPS - 20)
-    return float(np.max(np.abs(np.divide(run.losses, expected[-len(run.losses) :]) - 1)))
-
-
 @pytest.mark.parametrize(
     ("framework", "workers", "optimizer"), [("torch", 3, "lars"), ("tf", 2, "lamb"), ("tf", 1, "lars")]
 )
 def test_the_curve_is_that_of_one_worker_in_pytorch(framework, workers, optimizer):
-    assert difference(trained(framework, workers, optimizer), optimizer) < TOLERANCE
+    run = trained(framework, workers, optimizer)
+    assert len(run.losses) == STEPS
+    assert run.difference(trained("torch", 1, optimizer)) < TOLERANCE
 
 
 @pytest.mark.parametrize(
@@ -48,4 +41,4 @@ def test_it_goes_on_in_the_other_framework_at_another_worker_count(optimizer, so
     checkpoint = trained(*source, optimizer).folder / "checkpoints" / "step-00000020"
     run = trained(*target, optimizer, "--resume", str(checkpoint))
     assert len(run.losses) == STEPS - 20
-    assert difference(run, optimizer) < TOLERANCE
+    assert run.difference(trained("torch", 1, optimizer)) < TOLERANCE

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from support import pool
 from support.documents import ROOT, named_files
-from support.jobs import run
+from support.jobs import FRAMEWORKS, run, temporary_folder
 
 CASES = Path(__file__).with_name("search_cases.py")
 RATES = (
@@ -42,23 +42,17 @@ def test_the_same_rate_is_found_by_any_workers_in_both_frameworks(tmp_path):
     check_same(alone, rates_of("tf", "gloo", 2, tmp_path / "tf"))
 
 
-@pytest.mark.parametrize("framework", ["torch"])
-def test_from_python_a_model_that_the_task_keeps_has_its_weights_again(framework, tmp_path):
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_from_python_a_model_that_the_task_keeps_has_its_weights_or_those_of_a_run_again(framework, tmp_path):
     key = pool.Key(framework, pool.controller_of(framework, 2), 2)
-    found = pool.call(key, f"{CASES}:found_from_python", tmp_path, framework=framework).values
-    assert found[0].pop("same"), "the other workers get the weights of rank 0, as for a training"
-    found[1].pop("same")
-    assert found[0] == found[1]
-    assert found[0]["diverged"] is not None
-    assert found[0]["rates"] < 40
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize("framework", ["tf"])
-def test_from_python_a_model_that_began_with_weights_of_a_run_has_them_again(framework, tmp_path):
-    key = pool.Key(framework, pool.controller_of(framework, 2), 2)
-    found = pool.call(key, f"{CASES}:found_after_init", tmp_path, framework=framework).values
-    assert found == 2 * [[True, False]]
+    one, other = pool.call(key, f"{CASES}:found_from_python", tmp_path, framework=framework).values
+    assert one["found"] == other["found"]
+    _, diverged, rates = one["found"]
+    assert diverged is not None
+    assert rates < 40
+    assert one["kept"] == [True, True]
+    assert other["kept"][1], "the other workers get the weights of rank 0, as for a training"
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
 @pytest.mark.parametrize("framework", ["torch"])
@@ -77,16 +71,11 @@ def test_the_largest_micro_batch_is_found_and_the_curve_stays(framework, tmp_pat
     assert all(tried[size]["host_bytes"] > 2**26 for size in (1, 2, 4))
     runs = [
         pool.train(1, "none", *job[:5], *words, *job[8:], "--steps", "20", "--log-every", "1",
-                   cwd=_made(tmp_path / name), framework=framework)
-        for name, words in (("before", ["2", "--accumulate", "4"]), ("after", ["4", "--accumulate", "2"]))
+                   cwd=temporary_folder(), framework=framework)
+        for words in (["2", "--accumulate", "4"], ["4", "--accumulate", "2"])
     ]  # fmt: skip
     assert len(runs[0].losses) == 20
     assert runs[1].losses == pytest.approx(runs[0].losses, rel=1e-4)
-
-
-def _made(path: Path) -> Path:
-    path.mkdir()
-    return path
 
 
 def test_a_worker_that_takes_too_much_memory_does_not_fit(tmp_path):

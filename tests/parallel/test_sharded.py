@@ -26,11 +26,6 @@ def trained(framework: str, workers: int, shard: str, *options: str) -> Run:
     return shared_run(workers, controller_of(framework, workers), *words)
 
 
-def difference(run: Run, expected: Run) -> float:
-    assert len(run.losses) == len(expected.losses) > 0
-    return float(np.max(np.abs(np.divide(run.losses, expected.losses) - 1)))
-
-
 def evaluated(run: Run) -> list[float]:
     return [line["loss"] for line in run.metrics if line["phase"] == "eval"]
 
@@ -48,7 +43,7 @@ def test_sharded_state_draws_the_same_curve(framework, workers, shard):
     """The optimizer alone sharded changes no number."""
     run, expected = (trained(framework, workers, kind, *ALL) for kind in (shard, "none"))
     curve, numbers = (0, 0) if shard == "optimizer" else (TOLERANCE, 1e-3)
-    assert difference(run, expected) <= curve
+    assert run.difference(expected) <= curve
     np.testing.assert_allclose(evaluated(run), evaluated(expected), rtol=curve)
     found, wanted = saved(run), saved(expected)
     assert found.keys() == wanted.keys()
@@ -59,7 +54,7 @@ def test_sharded_state_draws_the_same_curve(framework, workers, shard):
 def test_sharded_gradients_travel_compressed():
     run = trained("torch", 2, "gradients", *SGD, "--compression", "fp16")
     expected = trained("torch", 2, "none", *SGD)
-    assert 0 < difference(run, expected) < 0.05
+    assert 0 < run.difference(expected) < 0.05
 
 
 def test_low_rank_with_a_sharded_optimizer():

@@ -46,11 +46,6 @@ def trained(framework: str, workers: int, stages: int, *options: str, accumulate
     )
 
 
-def difference(run: Run, expected: Run) -> float:
-    assert len(run.losses) == len(expected.losses) > 0
-    return float(np.max(np.abs(np.divide(run.losses, expected.losses) - 1)))
-
-
 def evaluated(run: Run, name: str = "loss", phase: str = "eval") -> list[float]:
     return [line[name] for line in run.metrics if line["phase"] == phase]
 
@@ -59,7 +54,7 @@ def evaluated(run: Run, name: str = "loss", phase: str = "eval") -> list[float]:
 def test_stages_draw_the_curve_of_one_worker(framework, workers):
     found = trained(framework, workers, 2, *task("Gpt"), *ALL)
     expected = trained(framework, 1, 1, *task("Gpt"), *ALL)
-    assert difference(found, expected) < TOLERANCE
+    assert found.difference(expected) < TOLERANCE
     norms = [evaluated(job, "gradient_norm", "train") for job in (found, expected)]
     np.testing.assert_allclose(*norms, rtol=1e-3)
     for name in ("loss", "accuracy"):
@@ -70,7 +65,7 @@ def test_a_resnet_draws_the_curve_of_whole_models():
     options = (*task("ResNet"), "--sync-batch-norm", "--steps", "3")
     # micro-batches of the same samples, over which batch norm computes its statistics
     found, expected = (trained("torch", n, n, *options) for n in (3, 1))
-    assert difference(found, expected) < TOLERANCE
+    assert found.difference(expected) < TOLERANCE
     np.testing.assert_allclose(evaluated(found), evaluated(expected), rtol=1e-3)
 
 
@@ -85,13 +80,13 @@ def test_a_resnet_draws_the_curve_of_whole_models():
 )
 def test_what_is_easily_lost_is_computed_as_by_one_worker(framework, name, stages, options):
     found = trained(framework, stages, stages, *task(name), *options)
-    assert difference(found, trained(framework, 1, 1, *task(name), *options[2:])) < TOLERANCE
+    assert found.difference(trained(framework, 1, 1, *task(name), *options[2:])) < TOLERANCE
 
 
 def test_shapes_may_change_from_batch_to_batch():
     options = (*task("Lengths"), "--steps", "20")
     found = trained("tf", 2, 2, *options, "--set", "stage_cuts=[1]", accumulate=1)
-    assert difference(found, trained("tf", 1, 1, *options, accumulate=1)) < TOLERANCE
+    assert found.difference(trained("tf", 1, 1, *options, accumulate=1)) < TOLERANCE
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
@@ -120,7 +115,7 @@ def test_blocks_that_differ_in_training_are_noted(name, is_noted, tmp_path):
 def test_metrics_of_the_whole_evaluation_and_skipped_samples():
     options = ("--steps", "30", "--on-bad-sample", "skip", *task("Measured"))
     found, expected = trained("torch", 4, 2, *options), trained("torch", 1, 1, *options)
-    assert difference(found, expected) < TOLERANCE
+    assert found.difference(expected) < TOLERANCE
     for name in ("accuracy", "f1", "auc"):
         np.testing.assert_allclose(evaluated(found, name), evaluated(expected, name), rtol=1e-4)
     bad = [sum(line.get("bad_samples", 0) for line in one.metrics) for one in (found, expected)]
@@ -154,7 +149,7 @@ def test_weights_or_a_part_of_them_start_a_run_with_stages(choice):
     source = str(trained("torch", 1, 1, *task("Gpt"), *ALL).folder)
     options = (*task("Gpt"), "--steps", "2", "--init", source, *choice)
     found, expected = (trained("torch", stages, stages, *options) for stages in (2, 1))
-    assert difference(found, expected) < TOLERANCE
+    assert found.difference(expected) < TOLERANCE
 
 
 @pytest.mark.parametrize(

@@ -1,20 +1,16 @@
 """Runs in trackers: MLflow's own server and database, W&B's library without a server."""
 
 import json
-import math
 import os
 import signal
 import socket
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
 from support import wandb_files
 from support.jobs import LIMIT_SECONDS, launcher, run, started, temporary_folder
 from support.mlflow_server import MlflowServer
-
-from hvdtrain.reporting.records import logged_values
 
 pytest.importorskip("wandb")
 mlflow = pytest.importorskip("mlflow")
@@ -157,35 +153,3 @@ def test_a_job_without_its_server_ends_well_and_its_run_is_sent_later(server, cl
     found = run_of(client, tmp_path / "run")
     assert dict(points(client, found.info.run_id)) == pytest.approx(windows(tmp_path / "run"))
     assert found.info.status == "FINISHED"
-
-
-def test_an_old_run_with_odd_values_is_sent(server, client, tmp_path):
-    """What MLflow's store does not take as it is, numbers that are not finite and names; texts and images."""
-    folder = tmp_path / "old"
-    folder.mkdir()
-    (folder / "config.yaml").write_text(
-        "framework: torch\ntask: digits\ntask_options: {a: {b: 1}}\nclip_norm: null\n"
-    )
-    values = {"phase": "callback", "samples": 4, "epoch": 0.5, "workers": 1, "seconds": 1.5}
-    media, files = logged_values(2, {"said": "a é", "x": np.zeros((2, 2), np.uint8)})
-    ((place, png),) = files.items()
-    (folder / "images").mkdir()
-    (folder / place).write_bytes(png)
-    lines = [{**values, "step": 1, "loss": None, "f(x), %": 2}, {**values, "step": 2, "huge": 1e300, **media}]
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    os.utime(folder / "metrics.jsonl", (0, 0))  # of a run that wrote just now, its job sends the end
-    sent = run(["python", "-m", "hvdtrain", "track", "old", "--to", "mlflow"], tmp_path, **changes(server))
-    assert sent.returncode == 0, sent.output
-    found = run_of(client, folder)
-    assert found.info.status == "KILLED"  # it has no summary
-    assert found.data.params == {"framework": "torch", "task": "digits", "task_options.a.b": "1"}
-    ((step, loss),) = points(client, found.info.run_id, "callback/loss")
-    assert step == 1
-    assert math.isnan(loss)
-    (name,) = (name for name in found.data.metrics if name.startswith("callback/f_x__ __"))
-    assert points(client, found.info.run_id, name) == [(1, 2.0)]
-    assert points(client, found.info.run_id, "callback/huge") == [(2, 1e300)]
-    stored = server.folder / "artifacts"
-    (image,), (text,) = stored.rglob(Path(place).name), stored.rglob("step-00000002-said.txt")
-    assert (image.parent.name, text.parent.name) == ("images", "texts")
-    assert (image.read_bytes(), text.read_text()) == (png, "a é")

@@ -20,7 +20,7 @@ APART = (
     "test_bench.py",
     "test_launch.py", "test_model_twins.py", "test_notebook.py", "test_parity.py", "test_parity_jobs.py",
     "test_plan.py", "test_profile.py", "test_prove_jobs.py",
-    "test_search.py", "test_tracking.py", "test_waiting.py",
+    "test_search.py", "test_tracking.py",
 )  # fmt: skip
 POOLS, POOLS_OF_TENSORFLOW = "pools", "pools of TensorFlow"
 # Seconds on two idle cores, roughly, of what takes longer than the number of its tests tells

@@ -217,6 +217,12 @@ class Run:
     def losses(self) -> list[float]:
         return [line["loss"] for line in self.metrics if line["phase"] == "train"]
 
+    def difference(self, expected: "Run") -> float:
+        """Return the largest relative difference of two curves; a resumed one from where it begins."""
+        found, wanted = self.losses, expected.losses
+        assert 0 < len(found) <= len(wanted)
+        return max(abs(one / other - 1) for one, other in zip(found, wanted[-len(found) :], strict=True))
+
 
 def train(
     workers: int, controller: str, *options: str, cwd: Path, timeout: float = LIMIT_SECONDS, **changes: str

@@ -1,7 +1,7 @@
 """Tasks that ``prove`` must not let pass."""
 
 from conformance.models.keras_masks import Regression
-from conformance.zoo import Model
+from conformance.zoo import Model, module
 
 
 class Forgetful(Model):
@@ -10,18 +10,12 @@ class Forgetful(Model):
     def torch_model(self):
         import torch
 
-        class Net(torch.nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.linear, self.calls = torch.nn.Linear(4, 3), 0
+        def forward(self, x):
+            self.calls += self.training
+            x = x + 0.1 * torch.rand_like(x) if self.training else x
+            return self.linear(x) * (1 if self.calls < 3 else 2)
 
-            def forward(self, x):
-                self.calls += self.training
-                x = x + 0.1 * torch.rand_like(x) if self.training else x
-                return self.linear(x) * (1 if self.calls < 3 else 2)
-
-        torch.manual_seed(0)
-        return Net()
+        return module(forward, linear=torch.nn.Linear(4, 3), calls=0)
 
 
 class Batchwise(Model):
@@ -42,16 +36,10 @@ class Batchwise(Model):
     def torch_model(self):
         import torch
 
-        class Net(torch.nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.linear = torch.nn.Linear(4, 3)
+        def forward(self, x):
+            return self.linear(x + 0.1 * torch.rand_like(x) if self.training else x)
 
-            def forward(self, x):
-                return self.linear(x + 0.1 * torch.rand_like(x) if self.training else x)
-
-        torch.manual_seed(0)
-        model = Net()
+        model = module(forward, linear=torch.nn.Linear(4, 3))
         self.bias = model.linear.bias.detach().clone()
         return model
 
@@ -69,7 +57,6 @@ class Stepping(Model):
     def torch_model(self):
         import torch
 
-        torch.manual_seed(0)
         return torch.nn.Linear(4, 3)
 
 

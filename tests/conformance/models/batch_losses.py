@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from conformance.zoo import GRADIENT_DESCENT, Judge, Model, tf_classifier
+from conformance.zoo import GRADIENT_DESCENT, Judge, Model, tf_classifier, torch_classifier
 
 import hvdtrain
 
@@ -38,13 +38,7 @@ class Triplets(Model):
         hardest = tf.reduce_max(distances * same, 1) - tf.reduce_min(distances + 1e3 * same, 1)
         return tf.nn.softplus(hardest), {}
 
-    def torch_model(self):
-        import torch
-
-        torch.manual_seed(0)
-        return torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 3))
-
-    tf_model = tf_classifier
+    torch_model, tf_model = torch_classifier, tf_classifier
 
 
 class Contrastive(Triplets):
@@ -137,5 +131,4 @@ class BatchNormAndNoise(Triplets):
     def torch_model(self):
         import torch
 
-        torch.manual_seed(0)
         return torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 3))

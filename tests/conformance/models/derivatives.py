@@ -1,7 +1,7 @@
 """Models and losses that compute derivatives, or keep tensors, in evaluation, too."""
 
 import numpy as np
-from conformance.zoo import EVALUATED, RANDOM, SAMPLES, Judge, Model, X
+from conformance.zoo import RANDOM, SAMPLES, Judge, Model, X, module
 
 POSITIONS = RANDOM.randn(SAMPLES, 3).astype(np.float32)
 
@@ -11,30 +11,22 @@ class Forces(Model):
 
     loss = "mse"
 
-    def train_data(self):
-        return POSITIONS, -2 * POSITIONS
-
-    def eval_data(self):
-        return POSITIONS[:EVALUATED], -2 * POSITIONS[:EVALUATED]
+    def data(self, rows):
+        return POSITIONS[rows], -2 * POSITIONS[rows]
 
     def torch_model(self):
         import torch
 
-        class Net(torch.nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.energy = torch.nn.Sequential(
-                    torch.nn.Linear(3, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1)
-                )
+        def forward(self, x):
+            with torch.enable_grad():
+                x = x.detach().requires_grad_()
+                energy = self.energy(x).sum()
+                return -torch.autograd.grad(energy, x, create_graph=True)[0]
 
-            def forward(self, x):
-                with torch.enable_grad():
-                    x = x.detach().requires_grad_()
-                    energy = self.energy(x).sum()
-                    return -torch.autograd.grad(energy, x, create_graph=True)[0]
-
-        torch.manual_seed(0)
-        return Net()
+        return module(
+            forward,
+            energy=torch.nn.Sequential(torch.nn.Linear(3, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1)),
+        )
 
     def tf_model(self):
         import keras
@@ -53,7 +45,6 @@ class Forces(Model):
                     energy = tf.reduce_sum(self.energy(x))
                 return -tape.gradient(energy, x)
 
-        keras.utils.set_random_seed(0)
         model = Net()
         model(np.zeros((1, 3), np.float32))
         return model
@@ -78,12 +69,9 @@ class ForcesWithoutGradient(Forces):
 class DerivativeInLoss(Model):
     """A physics-informed loss: the derivative of the network in the loss itself."""
 
-    judge = Judge(workers=(1, 2))
-
     def torch_model(self):
         import torch
 
-        torch.manual_seed(0)
         return torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
 
     def torch_loss(self, model, batch):
@@ -98,24 +86,16 @@ class DerivativeInLoss(Model):
 class KeptTensors(Model):
     """A table made in each evaluation and used in training after it."""
 
-    judge = Judge(workers=(1, 2))
-
     def eval_data(self):
         return X[:4], np.arange(4) % 3
 
     def torch_model(self):
         import torch
 
-        class Net(torch.nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.head, self.table = torch.nn.Linear(4, 3), None
+        def forward(self, x):
+            if not self.training:
+                self.table = self.head.weight * 2
+            out = self.head(x)
+            return out if self.table is None else out + x @ self.table.detach().T * 0.0
 
-            def forward(self, x):
-                if not self.training:
-                    self.table = self.head.weight * 2
-                out = self.head(x)
-                return out if self.table is None else out + x @ self.table.detach().T * 0.0
-
-        torch.manual_seed(0)
-        return Net()
+        return module(forward, head=torch.nn.Linear(4, 3), table=None)

@@ -1,39 +1,26 @@
 """Embeddings: padding, bounded norms, bags, tied ones; attention."""
 
 import numpy as np
-from conformance.zoo import EVALUATED, SAMPLES, Judge, Model, Y
+from conformance.zoo import SAMPLES, Judge, Model, Y, module
 
 RANDOM = np.random.RandomState(2)
 TOKENS = RANDOM.randint(0, 9, (SAMPLES, 5))
 TOKENS[:, 0] = np.arange(SAMPLES) % 9
-BOTH = Judge(workers=(1, 2))
 
 
 class Tokens(Model):
     """Tokens with one that stands for padding, whose vector is not trained."""
 
-    judge = BOTH
-
-    def train_data(self):
-        return TOKENS, Y
-
-    def eval_data(self):
-        return TOKENS[:EVALUATED], Y[:EVALUATED]
+    def data(self, rows):
+        return TOKENS[rows], Y[rows]
 
     def embedding(self, **options):
-        import torch
         from torch import nn
 
-        class Mean(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.embedding, self.head = nn.Embedding(9, 6, **options), nn.Linear(6, 3)
+        def forward(self, tokens):
+            return self.head(self.embedding(tokens).mean(1))
 
-            def forward(self, tokens):
-                return self.head(self.embedding(tokens).mean(1))
-
-        torch.manual_seed(0)
-        return Mean()
+        return module(forward, embedding=nn.Embedding(9, 6, **options), head=nn.Linear(6, 3))
 
     def torch_model(self):
         return self.embedding(padding_idx=0)
@@ -66,17 +53,9 @@ class ScaledByFrequency(Tokens):
 class Language(Tokens):
     """A language model whose head is its embedding, with ignored targets: the mean is over tokens."""
 
-    judge = Judge()
-
     def data(self, rows):
         following = np.roll(TOKENS[rows], -1, axis=1)
         return TOKENS[rows], np.where((np.arange(5) == 4) | (following == 0), -100, following)
-
-    def train_data(self):
-        return self.data(slice(None))
-
-    def eval_data(self):
-        return self.data(slice(EVALUATED))
 
     def plain_outputs(self, model, inputs):
         return model(inputs).transpose(1, 2)
@@ -101,7 +80,6 @@ class Language(Tokens):
                     self.layer(self.embedding(tokens) + self.position, self.mask, is_causal=True)
                 )
 
-        torch.manual_seed(0)
         return Decoder()
 
     def tf_model(self):
@@ -120,7 +98,6 @@ class Language(Tokens):
                 x = self.norm(x + self.attention(x, x, use_causal_mask=True))
                 return self.embedding(x + self.mlp(x), reverse=True)
 
-        keras.utils.set_random_seed(0)
         model = Decoder()
         model(keras.ops.zeros((1, 5), "int32"))
         return model
@@ -142,7 +119,6 @@ class Language(Tokens):
 class HuggingFace(Language):
     """A GPT-2 that computes its own loss: a mean over tokens; its head is its embedding."""
 
-    judge = Judge(workers=(1, 2))
     tf_model = None
 
     @classmethod
@@ -150,10 +126,8 @@ class HuggingFace(Language):
         return ("torch",)
 
     def torch_model(self):
-        import torch
         from transformers import GPT2Config, GPT2LMHeadModel
 
-        torch.manual_seed(0)
         config = GPT2Config(
             vocab_size=9, n_positions=5, n_embd=8, n_layer=1, n_head=2,
             resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=0, eos_token_id=0,

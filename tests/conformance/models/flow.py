@@ -1,31 +1,17 @@
 """What a forward pass may do: branches, functions with own gradients, checkpoints, Fourier transforms."""
 
-from conformance.zoo import DECAYED, Judge, Model
-
-BOTH = Judge(workers=(1, 2))
+from conformance.zoo import DECAYED, Judge, Model, module
 
 
 def torch_of(forward, *layers):
-    """Return a module whose forward pass is a function of (module, inputs)."""
-    import torch
+    """Return a module with these linear layers."""
     from torch import nn
 
-    class Module(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layers = nn.ModuleList(nn.Linear(*sizes) for sizes in layers)
-
-        def forward(self, x):
-            return forward(self, x)
-
-    torch.manual_seed(0)
-    return Module()
+    return module(forward, layers=nn.ModuleList(nn.Linear(*sizes) for sizes in layers))
 
 
 class ReentrantCheckpoint(Model):
     """The same by the older way, which runs a backward pass inside of the backward pass."""
-
-    judge = BOTH
 
     def torch_model(self):
         from torch.utils.checkpoint import checkpoint
@@ -40,8 +26,6 @@ class ReentrantCheckpoint(Model):
 
 class GradientReversal(Model):
     """Functions with gradients of their own: reversed, and passed straight through a rounding."""
-
-    judge = BOTH
 
     def torch_model(self):
         import torch
@@ -66,8 +50,6 @@ class GradientReversal(Model):
 class ByTheData(Model):
     """A branch that the values of a batch decide, sample by sample, in Python."""
 
-    judge = BOTH
-
     def torch_model(self):
         import torch
 
@@ -79,8 +61,6 @@ class ByTheData(Model):
 
 class Clamped(Model):
     """Weights that the forward pass bounds in place, as in a Wasserstein critic."""
-
-    judge = BOTH
 
     def torch_model(self):
         import torch
@@ -96,8 +76,6 @@ class Clamped(Model):
 class ClampedData(Model):
     """The same by ``.data``, which no version counter sees."""
 
-    judge = BOTH
-
     def torch_model(self):
         def forward(self, x):
             self.layers[0].weight.data.clamp_(-0.3, 0.3)
@@ -108,8 +86,6 @@ class ClampedData(Model):
 
 class GradientHooks(Model):
     """Gradients that hooks of a parameter and of an activation change: linear ones, so that parts add up."""
-
-    judge = BOTH
 
     def torch_model(self):
         def forward(self, x):
@@ -137,13 +113,10 @@ class ClippedByHooks(GradientHooks):
 class Compiled(Model):
     """A model with a part that torch.compile would compile, with eager code."""
 
-    judge = BOTH
-
     def torch_model(self):
         import torch
         from torch import nn
 
-        torch.manual_seed(0)
         body = torch.compile(nn.Sequential(nn.Linear(4, 8), nn.Tanh()), backend="eager")
         return nn.Sequential(body, nn.Linear(8, 3))
 
@@ -151,7 +124,6 @@ class Compiled(Model):
 class Momentum(Model):
     """A model in a wrapper of another attribute's name, trained with momentum and weight decay."""
 
-    judge = BOTH
     defaults = DECAYED
 
     def torch_model(self):

@@ -3,7 +3,7 @@
 import random
 
 import numpy as np
-from conformance.zoo import Judge, Model
+from conformance.zoo import Judge, Model, module
 
 
 class InForward(Model):
@@ -15,18 +15,12 @@ class InForward(Model):
         import torch
         from torch import nn
 
-        class Net(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.first, self.head = nn.Linear(4, 4), nn.Linear(4, 3)
+        def forward(self, x):
+            if self.training:
+                x = x * torch.from_numpy((np.random.rand(*x.shape) > 0.3).astype("float32"))
+            return self.head(x if self.training and random.random() < 0.5 else self.first(x))
 
-            def forward(self, x):
-                if self.training:
-                    x = x * torch.from_numpy((np.random.rand(*x.shape) > 0.3).astype("float32"))
-                return self.head(x if self.training and random.random() < 0.5 else self.first(x))
-
-        torch.manual_seed(0)
-        return Net()
+        return module(forward, first=nn.Linear(4, 4), head=nn.Linear(4, 3))
 
 
 class KerasGlobal(Model):
@@ -48,7 +42,6 @@ class KerasGlobal(Model):
             def call(self, x, training=False):
                 return x * draw(keras.ops.shape(x)) if training else x
 
-        keras.utils.set_random_seed(0)
         return keras.Sequential([keras.Input((4,)), Noise(), keras.layers.Dense(3)])
 
 
@@ -99,5 +92,4 @@ class InCollate(Model):
     def torch_model(self):
         import torch
 
-        torch.manual_seed(0)
         return torch.nn.Linear(4, 3)

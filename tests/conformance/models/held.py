@@ -1,7 +1,7 @@
 """What a model may hold: numbers of every kind, laid out in any way, and more than tensors."""
 
 import numpy as np
-from conformance.zoo import EVALUATED, RANDOM, SAMPLES, Judge, Model, Y
+from conformance.zoo import RANDOM, SAMPLES, Judge, Model, Y
 
 IMAGES = RANDOM.randn(SAMPLES, 3, 8, 8).astype(np.float32)
 KINDS = (
@@ -36,7 +36,6 @@ class Held(Model):
             def forward(self, x):
                 return task.run(self, x)
 
-        torch.manual_seed(0)
         return Net()
 
 
@@ -219,7 +218,6 @@ class BFloat16(Model):
             def forward(self, x):
                 return super().forward(x.bfloat16()).float()
 
-        torch.manual_seed(0)
         return Net(4, 3).bfloat16()
 
 
@@ -228,11 +226,8 @@ class ChannelsLast(Model):
 
     judge = Judge(("torch",), (1, 2))
 
-    def train_data(self):
-        return IMAGES, Y
-
-    def eval_data(self):
-        return IMAGES[:EVALUATED], Y[:EVALUATED]
+    def data(self, rows):
+        return IMAGES[rows], Y[rows]
 
     def torch_model(self):
         import torch
@@ -243,7 +238,6 @@ class ChannelsLast(Model):
                 assert self[0].weight.is_contiguous(memory_format=torch.channels_last)
                 return super().forward(x)
 
-        torch.manual_seed(0)
         layers = nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 3)
         return Net(*layers).to(memory_format=torch.channels_last)
 
@@ -257,11 +251,9 @@ class Observers(Model):
         return None  # observers watch evaluations, too, batch by batch
 
     def torch_model(self):
-        import torch
         from torch import nn
         from torch.ao.quantization import get_default_qat_qconfig, prepare_qat
 
-        torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))
         model.qconfig = get_default_qat_qconfig("fbgemm")
         return prepare_qat(model.train())

@@ -1,12 +1,10 @@
 """Keras layers and ways of building a model."""
 
-from conformance.zoo import Judge, Model, X
+from conformance.zoo import Model, X
 
 
 class OwnLayers(Model):
     """Layers that build their weights late, keep others in lists and dicts, and depend on the mode."""
-
-    judge = Judge(workers=(1, 2))
 
     def tf_model(self):
         import keras
@@ -31,7 +29,6 @@ class OwnLayers(Model):
                     inputs = inputs + block(inputs, training=training)
                 return self.heads["a"](inputs) + self.heads["b"](inputs)
 
-        keras.utils.set_random_seed(0)
         model = Tower()
         model(X[:1])
         return model
@@ -39,8 +36,6 @@ class OwnLayers(Model):
 
 class UnnamedWeights(Model):
     """Weights of one layer with equal names, or with none, as ``add_weight`` allows."""
-
-    judge = Judge(workers=(1, 2))
 
     def tf_model(self):
         import keras
@@ -54,7 +49,6 @@ class UnnamedWeights(Model):
             def call(self, inputs):
                 return inputs @ (self.first[0] * self.second + self.first[1]) + self.third
 
-        keras.utils.set_random_seed(0)
         return keras.Sequential(
             [keras.Input((4,)), Mixed(), keras.layers.Activation("tanh"), keras.layers.Dense(3)]
         )

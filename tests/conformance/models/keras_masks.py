@@ -17,11 +17,8 @@ class Tagger(Model):
     metrics: ClassVar = {"accuracy": "accuracy", "f1": "f1"}
     outputs = 2
 
-    def train_data(self):
-        return WORDS, self.targets(TAGS)
-
-    def eval_data(self):
-        return WORDS[:11][::-1].copy(), self.targets(TAGS[:11][::-1])
+    def data(self, rows):
+        return WORDS[rows], self.targets(TAGS[rows])
 
     def targets(self, tags):
         return tags.copy()
@@ -29,16 +26,9 @@ class Tagger(Model):
     def tf_model(self):
         import keras
 
-        keras.utils.set_random_seed(0)
         layers = keras.layers
-        return keras.Sequential(
-            [
-                keras.Input((6,), dtype="int32"),
-                layers.Embedding(10, 4, mask_zero=True),
-                layers.LSTM(5, return_sequences=True),
-                layers.Dense(self.outputs),
-            ]
-        )
+        hidden = layers.Embedding(10, 4, mask_zero=True), layers.LSTM(5, return_sequences=True)
+        return keras.Sequential([keras.Input((6,), dtype="int32"), *hidden, layers.Dense(self.outputs)])
 
 
 class TaggerOfObjects(Tagger):

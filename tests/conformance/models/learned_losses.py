@@ -2,14 +2,7 @@
 
 from typing import Any
 
-from conformance.zoo import Judge, Model, tf_classifier
-
-
-def torch_classifier() -> Any:
-    import torch
-
-    torch.manual_seed(0)
-    return torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 3))
+from conformance.zoo import Judge, Model, tf_classifier, torch_classifier
 
 
 def proxies() -> Any:
@@ -38,8 +31,7 @@ class ProxyLoss(Model):
     def __init__(self):
         self.loss = proxies()
 
-    def torch_model(self):
-        return torch_classifier()
+    torch_model = torch_classifier
 
 
 class ProxyLossWithAdamW(ProxyLoss):
@@ -79,10 +71,7 @@ class HeldByTheTask(Model):
         losses = tf.nn.sparse_softmax_cross_entropy_with_logits(batch["targets"], logits)
         return losses + tf.reduce_sum(self.log_vars), {}
 
-    def torch_model(self):
-        return torch_classifier()
-
-    tf_model = tf_classifier
+    torch_model, tf_model = torch_classifier, tf_classifier
 
 
 class FrozenTeacher(Model):
@@ -91,8 +80,10 @@ class FrozenTeacher(Model):
     judge = Judge(workers=(2,))
 
     def torch_loss(self, model, batch):
+        import torch
         from torch.nn.functional import cross_entropy
 
+        torch.manual_seed(3)
         teacher = torch_classifier().requires_grad_(False)
         targets = teacher(batch["inputs"]).softmax(1)
         return cross_entropy(model(batch["inputs"]), targets, reduction="none"), {}
@@ -100,7 +91,6 @@ class FrozenTeacher(Model):
     def torch_model(self):
         import torch
 
-        torch.manual_seed(3)
         return torch.nn.Linear(4, 3)
 
 
@@ -148,8 +138,6 @@ def keras_uncertainty() -> Any:
 class KerasProxyLoss(Model):
     """A Sequential and a loss that is a Keras object with variables."""
 
-    judge = Judge(workers=(1, 2))
-
     def __init__(self):
         self.loss = keras_proxies()
 
@@ -167,6 +155,5 @@ class KerasLossLayer(Model):
     def tf_model(self):
         import keras
 
-        keras.utils.set_random_seed(0)
         inputs = keras.Input((4,))
         return keras.Model(inputs, keras.layers.Dense(3)(inputs))

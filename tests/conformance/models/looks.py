@@ -31,26 +31,19 @@ def broadcast(outputs: Any, batch: Any) -> Any:
 class Regression(Model):
     """One output, (n, 1), and targets (n,), which the loss compares rightly."""
 
-    judge = Judge(workers=(1, 2))
-
     loss = staticmethod(right)
 
-    def train_data(self):
-        return X, Y
-
-    def eval_data(self):
-        return X[:11], Y[:11]
+    def data(self, rows):
+        return X[rows], Y[rows]
 
     def torch_model(self, outputs=1):
         import torch
 
-        torch.manual_seed(0)
         return torch.nn.Linear(4, outputs)
 
     def tf_model(self, outputs=1):
         import keras
 
-        keras.utils.set_random_seed(0)
         return keras.Sequential([keras.Input((4,)), keras.layers.Dense(outputs)])
 
 
@@ -77,49 +70,3 @@ class MeanOfZeroHead(Regression):
         from hvdtrain import Weighted
 
         return Weighted(right(outputs, batch).mean(), len(outputs))
-
-
-class BroadcastClasses(Model):
-    """The largest output's number, (n, 1), compared with targets (n,)."""
-
-    judge = Judge(workers=(1, 2), refused=("the metric 'hits' compares each sample with all others",))
-
-    def torch_model(self):
-        return Regression.torch_model(self, 3)
-
-    def tf_model(self):
-        return Regression.tf_model(self, 3)
-
-    @staticmethod
-    def hits(outputs, batch):
-        if hasattr(outputs, "detach"):
-            return (outputs.argmax(1, keepdim=True) == batch["targets"]).float().mean(1)
-        import keras
-
-        found = keras.ops.argmax(outputs, 1, keepdims=True)
-        return mean_of_rows(keras.ops.cast(found == keras.ops.cast(batch["targets"], found.dtype), "float32"))
-
-    metrics: ClassVar = {"hits": hits}
-
-
-class Buffer:
-    """Samples that are all written to the same memory."""
-
-    def __init__(self) -> None:
-        self.buffer = np.zeros(4, np.float32)
-
-    def __len__(self) -> int:
-        return len(X)
-
-    def __getitem__(self, index: int) -> Any:
-        self.buffer[:] = X[index]
-        return self.buffer, Y[index]
-
-
-class ReusedBuffer(Regression):
-    """__getitem__ returns one array for all samples."""
-
-    judge = Judge(workers=(1, 2), refused=("changes 'inputs' of the one that was read before",))
-
-    def train_data(self):
-        return Buffer()

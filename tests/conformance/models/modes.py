@@ -3,37 +3,6 @@
 from conformance.zoo import Judge, Model
 
 
-class FrozenBatchNorm(Model):
-    """Batch norm kept in evaluation mode by an overridden ``train()``; frozen in Keras."""
-
-    def torch_model(self):
-        import torch
-
-        class Net(torch.nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.norm, self.head = torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 3)
-                self.norm.requires_grad_(False)
-
-            def train(self, mode=True):
-                super().train(mode)
-                self.norm.eval()
-                return self
-
-            def forward(self, x):
-                return self.head(self.norm(x))
-
-        torch.manual_seed(0)
-        return Net()
-
-    def tf_model(self):
-        import keras
-
-        keras.utils.set_random_seed(0)
-        norm = keras.layers.BatchNormalization(trainable=False)
-        return keras.Sequential([keras.Input((4,)), norm, keras.layers.Dense(3)])
-
-
 class EvaluationModeOnce(Model):
     """Batch norm in evaluation mode in ``torch_model()``, which the first ``train()`` undoes."""
 
@@ -42,7 +11,6 @@ class EvaluationModeOnce(Model):
     def torch_model(self):
         import torch
 
-        torch.manual_seed(0)
         model = torch.nn.Sequential(torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 3))
         model[0].eval()
         return model
@@ -71,7 +39,6 @@ class MergedInEvaluation(Model):
             def forward(self, x):
                 return super().forward(x) + (0 if self.is_merged else x @ self.a.T @ self.b.T)
 
-        torch.manual_seed(0)
         return torch.nn.Sequential(Low())
 
 
@@ -83,8 +50,6 @@ class MergedWithAverages(MergedInEvaluation):
 
 class ReplacedInEvaluation(Model):
     """``eval()`` puts another parameter in the place of the weight, and turns it."""
-
-    judge = Judge(workers=(1, 2))
 
     def torch_model(self):
         import torch
@@ -106,5 +71,4 @@ class ReplacedInEvaluation(Model):
             def forward(self, x):
                 return x @ (self.weight if self.own is None else self.weight.T)
 
-        torch.manual_seed(0)
         return torch.nn.Sequential(Turned())

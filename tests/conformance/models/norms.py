@@ -17,13 +17,11 @@ class BatchNorm(Model):
     def torch_model(self):
         import torch
 
-        torch.manual_seed(0)
         return torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 3))
 
     def tf_model(self):
         import keras
 
-        keras.utils.set_random_seed(0)
         layers = keras.layers
         return keras.Sequential(
             [keras.Input((4,)), layers.Dense(8), layers.BatchNormalization(), layers.Dense(3)]
@@ -47,38 +45,25 @@ class SynchronizedInKeras(BatchNorm):
     def tf_model(self):
         import keras
 
-        keras.utils.set_random_seed(0)
         layers = keras.layers
-        frozen = layers.BatchNormalization(name="frozen")
-        frozen.trainable = False
-        return keras.Sequential(
-            [
-                keras.Input((4,)),
-                layers.Reshape((2, 2, 1)),
-                layers.Conv2D(4, 2, padding="same"),
-                layers.BatchNormalization(scale=False, momentum=0.5),
-                layers.ReLU(),
-                frozen,
-                layers.GlobalAveragePooling2D(),
-                layers.Dense(3),
-            ]
-        )
+        norms = [layers.BatchNormalization(scale=False, momentum=0.5), layers.BatchNormalization()]
+        norms[1].trainable = False
+        before = keras.Input((4,)), layers.Reshape((2, 2, 1)), layers.Conv2D(4, 2, padding="same")
+        after = layers.ReLU(), norms[1], layers.GlobalAveragePooling2D(), layers.Dense(3)
+        return keras.Sequential([*before, norms[0], *after])
 
 
 class InstanceStatistics(Model):
     """An instance norm that keeps moving statistics, which are means over equal parts of the samples."""
 
     defaults: Mapping[str, object] = {**GRADIENT_DESCENT, "global_batch_size": 24}
-    judge = Judge(workers=(1, 2))
 
     def train_data(self):
         return X[:24], Y[:24]
 
     def torch_model(self):
-        import torch
         from torch import nn
 
-        torch.manual_seed(0)
         norm = nn.InstanceNorm1d(4, affine=True, track_running_stats=True)
         return nn.Sequential(nn.Linear(4, 8), nn.Unflatten(1, (4, 2)), norm, nn.Flatten(), nn.Linear(8, 3))
 
@@ -97,14 +82,11 @@ class CumulativeBatchNorm(BatchNorm):
 class HookedWeightNorm(Model):
     """The same by the older function, which sets a plain attribute before each forward pass."""
 
-    judge = Judge(workers=(1, 2))
-
     def torch_model(self):
         import warnings
 
         import torch
 
-        torch.manual_seed(0)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)
             layer = torch.nn.utils.weight_norm(torch.nn.Linear(4, 8))
@@ -118,7 +100,6 @@ class SpectralNorm(Model):
         import torch
         from torch.nn.utils.parametrizations import spectral_norm
 
-        torch.manual_seed(0)
         return torch.nn.Sequential(
             spectral_norm(torch.nn.Linear(4, 8)), torch.nn.Tanh(), torch.nn.Linear(8, 3)
         )
@@ -126,7 +107,6 @@ class SpectralNorm(Model):
     def tf_model(self):
         import keras
 
-        keras.utils.set_random_seed(0)
         layers = keras.layers
         return keras.Sequential(
             [keras.Input((4,)), layers.SpectralNormalization(layers.Dense(8, "tanh")), layers.Dense(3)]
@@ -150,7 +130,6 @@ class SingleRows(Model):
     def torch_model(self):
         import torch
 
-        torch.manual_seed(0)
         linear = torch.nn.Linear(4, 3)
         linear.unused = torch.nn.BatchNorm1d(3).requires_grad_(False)
         return linear

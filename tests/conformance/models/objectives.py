@@ -1,35 +1,16 @@
 """Losses of labels and numbers, and of a teacher that the model moves."""
 
 import numpy as np
-from conformance.zoo import EVALUATED, SAMPLES, Judge, Model, X, Y
+from conformance.zoo import SAMPLES, Judge, Model, X, Y, module
 
 RANDOM = np.random.RandomState(4)
-BOTH = Judge(workers=(1, 2))
 LABELS = (RANDOM.rand(SAMPLES, 3) > 0.6).astype(np.float32)
 NUMBERS = RANDOM.randn(SAMPLES, 1).astype(np.float32)
-
-
-def torch_net(outputs=3):
-    """Return a network of two layers."""
-    import torch
-    from torch import nn
-
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, outputs))
-
-
-def keras_net(outputs=3):
-    """Return the same of Keras."""
-    import keras
-
-    keras.utils.set_random_seed(0)
-    return keras.Sequential([keras.Input((4,)), keras.layers.Dense(8, "tanh"), keras.layers.Dense(outputs)])
 
 
 class Objective(Model):
     """A loss on a small network; a class says which targets it has, and how it is called."""
 
-    judge = BOTH
     targets: object = Y
     outputs = 3
 
@@ -42,17 +23,16 @@ class Objective(Model):
     def data(self, rows):
         return {"inputs": X[rows], "targets": self.targets[rows], "row": np.arange(SAMPLES)[rows]}
 
-    def train_data(self):
-        return self.data(slice(None))
-
-    def eval_data(self):
-        return self.data(slice(EVALUATED))
-
     def torch_model(self):
-        return torch_net(self.outputs)
+        from torch import nn
+
+        return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, self.outputs))
 
     def tf_model(self):
-        return keras_net(self.outputs)
+        import keras
+
+        layers = keras.layers.Dense(8, "tanh"), keras.layers.Dense(self.outputs)
+        return keras.Sequential([keras.Input((4,)), *layers])
 
 
 class Labels(Objective):
@@ -79,24 +59,16 @@ class MeanTeacher(Objective):
         import copy
 
         import torch
-        from torch import nn
 
-        class Pair(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.student = torch_net()
-                self.teacher = copy.deepcopy(self.student).requires_grad_(False)
+        def forward(self, x):
+            if self.training:
+                with torch.no_grad():
+                    for slow, fast in zip(self.teacher.parameters(), self.student.parameters(), strict=True):
+                        slow.lerp_(fast, 0.3)
+            return self.student(x), self.teacher(x)
 
-            def forward(self, x):
-                if self.training:
-                    with torch.no_grad():
-                        for slow, fast in zip(
-                            self.teacher.parameters(), self.student.parameters(), strict=True
-                        ):
-                            slow.lerp_(fast, 0.3)
-                return self.student(x), self.teacher(x)
-
-        return Pair()
+        student = super().torch_model()
+        return module(forward, student=student, teacher=copy.deepcopy(student).requires_grad_(False))
 
     def loss(self, outputs, batch):
         from torch.nn.functional import cross_entropy

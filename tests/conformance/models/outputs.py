@@ -3,10 +3,9 @@
 import dataclasses
 
 import numpy as np
-from conformance.zoo import EVALUATED, SAMPLES, Judge, Model, X, Y
+from conformance.zoo import SAMPLES, Model, X, Y, module
 
 RANDOM = np.random.RandomState(5)
-BOTH = Judge(workers=(1, 2))
 VALUES = RANDOM.randn(SAMPLES).astype(np.float32)
 
 
@@ -20,26 +19,17 @@ class Prediction:
 
 def heads(made):
     """Return a module with a body and two heads; ``made`` makes an output of the module and three tensors."""
-    import torch
     from torch import nn
 
-    class Heads(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.body, self.label, self.value = nn.Linear(4, 8), nn.Linear(8, 3), nn.Linear(8, 1)
+    def forward(self, x):
+        hidden = self.body(x).tanh()
+        return made(self, self.label(hidden), self.value(hidden), hidden)
 
-        def forward(self, x):
-            hidden = self.body(x).tanh()
-            return made(self, self.label(hidden), self.value(hidden), hidden)
-
-    torch.manual_seed(0)
-    return Heads()
+    return module(forward, body=nn.Linear(4, 8), label=nn.Linear(8, 3), value=nn.Linear(8, 1))
 
 
 class ADataClass(Model):
     """An output with logits, as those of Hugging Face."""
-
-    judge = BOTH
 
     def plain_outputs(self, model, inputs):
         return model(inputs).logits
@@ -51,16 +41,8 @@ class ADataClass(Model):
 class ANamedTuple(Model):
     """Two losses of a named tuple, in a function of the outputs."""
 
-    judge = BOTH
-
     def data(self, rows):
         return {"inputs": X[rows], "targets": Y[rows], "value": VALUES[rows, None]}
-
-    def train_data(self):
-        return self.data(slice(None))
-
-    def eval_data(self):
-        return self.data(slice(EVALUATED))
 
     def torch_model(self):
         import collections
@@ -84,7 +66,6 @@ class ADict(ANamedTuple):
     def tf_model(self):
         import keras
 
-        keras.utils.set_random_seed(0)
         inputs = keras.Input((4,))
         hidden = keras.layers.Dense(8, "tanh")(inputs)
         outputs = {"label": keras.layers.Dense(3)(hidden), "value": keras.layers.Dense(1)(hidden)}
@@ -106,8 +87,6 @@ class ADict(ANamedTuple):
 
 class AuxiliaryInTraining(Model):
     """A second head in training alone, as in GoogLeNet: outputs of another form in evaluation."""
-
-    judge = BOTH
 
     def torch_model(self):
         return heads(
@@ -138,7 +117,6 @@ class AuxiliaryInTraining(Model):
                 hidden = self.body(inputs)
                 return (self.main(hidden), self.extra(hidden)) if training else self.main(hidden)
 
-        keras.utils.set_random_seed(0)
         model = Auxiliary()
         model(keras.ops.zeros((1, 4)), training=True)
         return model
@@ -158,27 +136,18 @@ class AuxiliaryInTraining(Model):
 class LossesInTraining(Model):
     """A model that is given targets and returns its losses in training alone, as in detection."""
 
-    judge = BOTH
-
     def torch_model(self):
-        import torch
         from torch import nn
         from torch.nn.functional import cross_entropy
 
-        class Detector(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.body, self.head = nn.Linear(4, 8), nn.Linear(8, 3)
+        def forward(self, x, targets=None):
+            hidden = self.body(x).tanh()
+            logits = self.head(hidden)
+            if not self.training:
+                return logits
+            return {"classes": cross_entropy(logits, targets), "size": 0.01 * hidden.pow(2).mean()}
 
-            def forward(self, x, targets=None):
-                hidden = self.body(x).tanh()
-                logits = self.head(hidden)
-                if not self.training:
-                    return logits
-                return {"classes": cross_entropy(logits, targets), "size": 0.01 * hidden.pow(2).mean()}
-
-        torch.manual_seed(0)
-        return Detector()
+        return module(forward, body=nn.Linear(4, 8), head=nn.Linear(8, 3))
 
     def torch_loss(self, model, batch):
         from torch.nn.functional import cross_entropy
@@ -195,16 +164,8 @@ class LossesInTraining(Model):
 class SeveralInputs(Model):
     """Numbers and a category by name, one of which may be left out; an option with a default."""
 
-    judge = BOTH
-
     def data(self, rows):
         return {"inputs": {"numbers": X[rows], "kind": (Y[rows] + 1) % 3}, "targets": Y[rows]}
-
-    def train_data(self):
-        return self.data(slice(None))
-
-    def eval_data(self):
-        return self.data(slice(EVALUATED))
 
     def plain_outputs(self, model, inputs):
         return model(**inputs)
@@ -213,21 +174,14 @@ class SeveralInputs(Model):
         import torch
         from torch import nn
 
-        class Tabular(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.kinds, self.head = nn.Embedding(3, 2), nn.Linear(6, 3)
+        def forward(self, numbers, kind=None, scale=1.0):
+            return scale * self.head(torch.cat([numbers, self.kinds(kind)], 1))
 
-            def forward(self, numbers, kind=None, scale=1.0):
-                return scale * self.head(torch.cat([numbers, self.kinds(kind)], 1))
-
-        torch.manual_seed(0)
-        return Tabular()
+        return module(forward, kinds=nn.Embedding(3, 2), head=nn.Linear(6, 3))
 
     def tf_model(self):
         import keras
 
-        keras.utils.set_random_seed(0)
         numbers, kind = keras.Input((4,), name="numbers"), keras.Input((), dtype="int32", name="kind")
         encoded = keras.layers.CategoryEncoding(3, output_mode="one_hot")(kind)
         joined = keras.layers.Concatenate()([keras.layers.Dense(6, "relu")(numbers), encoded])
@@ -237,7 +191,6 @@ class SeveralInputs(Model):
 class Siamese(Model):
     """Two inputs through one network; the distance of the two is what is learned."""
 
-    judge = BOTH
     loss = "binary_cross_entropy"
 
     def data(self, rows):
@@ -246,34 +199,20 @@ class Siamese(Model):
             "targets": (Y[rows] > 0).astype(np.float32)[:, None],
         }
 
-    def train_data(self):
-        return self.data(slice(None))
-
-    def eval_data(self):
-        return self.data(slice(EVALUATED))
-
     def plain_outputs(self, model, inputs):
         return model(*inputs)
 
     def torch_model(self):
-        import torch
         from torch import nn
 
-        class Siamese(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.body, self.head = nn.Sequential(nn.Linear(4, 6), nn.Tanh()), nn.Linear(6, 1)
+        def forward(self, first, second):
+            return self.head((self.body(first) - self.body(second)).abs())
 
-            def forward(self, first, second):
-                return self.head((self.body(first) - self.body(second)).abs())
-
-        torch.manual_seed(0)
-        return Siamese()
+        return module(forward, body=nn.Sequential(nn.Linear(4, 6), nn.Tanh()), head=nn.Linear(6, 1))
 
     def tf_model(self):
         import keras
 
-        keras.utils.set_random_seed(0)
         first, second = keras.Input((4,)), keras.Input((4,))
         body = keras.Sequential([keras.layers.Dense(6, "tanh"), keras.layers.Dense(4)])
         return keras.Model([first, second], keras.layers.Dense(1)(keras.ops.abs(body(first) - body(second))))
@@ -282,12 +221,9 @@ class Siamese(Model):
 class Nested(Model):
     """A model of models, one of which is frozen, and one that is called for its inner layer."""
 
-    judge = BOTH
-
     def tf_model(self):
         import keras
 
-        keras.utils.set_random_seed(0)
         layers = keras.layers
         inputs = keras.Input((4,))
         backbone = keras.Model(inputs, layers.Dense(6, "tanh", name="features")(layers.Dense(5)(inputs)))
@@ -299,42 +235,21 @@ class Nested(Model):
 
 
 class ActivityTerms(Model):
-    """A term of activations, a mean over the batch: padding does not count in it."""
-
-    judge = BOTH
+    """Terms of activations, also of the author's own block: padding does not count in their means."""
 
     def tf_model(self):
         import keras
+        from keras import layers
 
-        keras.utils.set_random_seed(0)
-        layers = keras.layers
-        return keras.Sequential(
-            [
-                keras.Input((4,)),
-                layers.Dense(8, "tanh", activity_regularizer="l2"),
-                layers.ActivityRegularization(l1=0.01),
-                layers.Dense(3),
-            ]
-        )
-
-
-class ActivityTermOfABlock(Model):
-    """The same of the author's own block, a mean over rows that ``add_loss`` is given."""
-
-    judge = BOTH
-
-    def tf_model(self):
-        import keras
-
-        class Block(keras.layers.Layer):
+        class Block(layers.Layer):
             def __init__(self):
                 super().__init__()
-                self.dense = keras.layers.Dense(8, "tanh")
+                self.dense = layers.Dense(8, "tanh", activity_regularizer="l2")
 
             def call(self, inputs):
                 hidden = self.dense(inputs)
                 self.add_loss(0.1 * keras.ops.mean(hidden**2))
                 return hidden
 
-        keras.utils.set_random_seed(0)
-        return keras.Sequential([keras.Input((4,)), Block(), keras.layers.Dense(3)])
+        terms = layers.ActivityRegularization(l1=0.01)
+        return keras.Sequential([keras.Input((4,)), Block(), terms, layers.Dense(3)])

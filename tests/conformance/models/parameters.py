@@ -2,16 +2,13 @@
 
 from collections.abc import Mapping
 
-from conformance.zoo import DECAYED, GRADIENT_DESCENT, Judge, Model
+from conformance.zoo import DECAYED, GRADIENT_DESCENT, Judge, Model, module
 
 
 class TiedWeights(Model):
     """The decoder is the encoder's weight, transposed; both are one parameter."""
 
-    judge = Judge(workers=(1, 2))
-
     def torch_model(self):
-        import torch
         from torch import nn
 
         class Tied(nn.Module):
@@ -24,7 +21,6 @@ class TiedWeights(Model):
             def forward(self, x):
                 return self.head(self.encoder(x).tanh() @ self.decoder.weight)
 
-        torch.manual_seed(0)
         return Tied()
 
     def tf_model(self):
@@ -39,31 +35,9 @@ class TiedWeights(Model):
                 hidden = keras.ops.tanh(self.encoder(inputs))
                 return self.head(keras.ops.matmul(hidden, keras.ops.transpose(self.encoder.kernel)))
 
-        keras.utils.set_random_seed(0)
         model = Tied()
         model(keras.ops.zeros((1, 4)))
         return model
-
-
-class UsedTwice(Model):
-    """One layer called several times in a pass, as in ALBERT."""
-
-    judge = Judge(workers=(1, 2))
-
-    def torch_model(self):
-        import torch
-        from torch import nn
-
-        torch.manual_seed(0)
-        shared = nn.Linear(4, 4)
-        return nn.Sequential(shared, nn.Tanh(), shared, nn.Tanh(), nn.Linear(4, 3))
-
-    def tf_model(self):
-        import keras
-
-        keras.utils.set_random_seed(0)
-        shared, inputs = keras.layers.Dense(4, "tanh"), keras.Input((4,))
-        return keras.Model(inputs, keras.layers.Dense(3)(shared(shared(inputs))))
 
 
 class OneLayerInTwoPlaces(Model):
@@ -72,10 +46,8 @@ class OneLayerInTwoPlaces(Model):
     judge = Judge(workers=(2,))
 
     def torch_model(self):
-        import torch
         from torch import nn
 
-        torch.manual_seed(0)
         shared = nn.Linear(4, 4)
         first, second = nn.Sequential(shared, nn.Tanh()), nn.Sequential(nn.LayerNorm(4), shared)
         return nn.Sequential(first, second, nn.Linear(4, 3))
@@ -91,7 +63,6 @@ class OneLayerInTwoPlaces(Model):
             def call(self, inputs):
                 return self.shared(self.norm(inputs))
 
-        keras.utils.set_random_seed(0)
         shared, inputs = keras.layers.Dense(4, "tanh", name="shared"), keras.Input((4,))
         hidden = Block(shared, name="second")(Block(shared, name="first")(inputs))
         return keras.Model(inputs, keras.layers.Dense(3)(hidden))
@@ -100,30 +71,25 @@ class OneLayerInTwoPlaces(Model):
 class ListsAndDicts(Model):
     """Parameters in lists and dicts, whose keys have unusual characters, and a parameter without axes."""
 
-    judge = Judge(workers=(1, 2))
-
     def torch_model(self):
         import torch
         from torch import nn
 
-        class Lists(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.weights = nn.ParameterList([nn.Parameter(torch.randn(4, 3)) for _ in range(2)])
-                self.shifts = nn.ParameterDict({"0": torch.zeros(3), "a/b": torch.ones(3)})
-                self.scale = nn.Parameter(torch.tensor(0.5))
-                self.parts = nn.ModuleDict({"->": nn.Linear(3, 3), "a b": nn.Linear(3, 3)})
+        def forward(self, x):
+            hidden = (
+                self.scale * x @ self.weights[0]
+                + self.shifts["0"]
+                + self.shifts["a/b"] * (x @ self.weights[1])
+            )
+            return self.parts["->"](hidden) + self.parts["a b"](hidden)
 
-            def forward(self, x):
-                hidden = (
-                    self.scale * x @ self.weights[0]
-                    + self.shifts["0"]
-                    + self.shifts["a/b"] * (x @ self.weights[1])
-                )
-                return self.parts["->"](hidden) + self.parts["a b"](hidden)
-
-        torch.manual_seed(0)
-        return Lists()
+        return module(
+            forward,
+            weights=nn.ParameterList([nn.Parameter(torch.randn(4, 3)) for _ in range(2)]),
+            shifts=nn.ParameterDict({"0": torch.zeros(3), "a/b": torch.ones(3)}),
+            scale=nn.Parameter(torch.tensor(0.5)),
+            parts=nn.ModuleDict({"->": nn.Linear(3, 3), "a b": nn.Linear(3, 3)}),
+        )
 
     def tf_model(self):
         import keras
@@ -139,7 +105,6 @@ class ListsAndDicts(Model):
                 hidden = self.scale * inputs @ self.weights_of[0] + inputs @ self.weights_of[1]
                 return self.parts["->"](hidden) + self.parts["a b"](hidden)
 
-        keras.utils.set_random_seed(0)
         model = Lists()
         model(keras.ops.zeros((1, 4)))
         return model
@@ -148,13 +113,10 @@ class ListsAndDicts(Model):
 class Lazy(Model):
     """Layers whose shapes the first batch decides, called once in the method that makes the model."""
 
-    judge = Judge(workers=(1, 2))
-
     def torch_model(self):
         import torch
         from torch import nn
 
-        torch.manual_seed(0)
         model = nn.Sequential(nn.LazyLinear(8), nn.ReLU(), nn.LazyLinear(3))
         model(torch.zeros(1, 4))
         return model
@@ -166,10 +128,8 @@ class LazyNeverCalled(Lazy):
     judge = Judge(workers=(1,), refused=("Call a model with lazy modules once in torch_model()",))
 
     def torch_model(self):
-        import torch
         from torch import nn
 
-        torch.manual_seed(0)
         return nn.Sequential(nn.LazyLinear(8), nn.ReLU(), nn.LazyLinear(3))
 
 
@@ -177,22 +137,15 @@ class Unused(Model):
     """Parameters that no gradient reaches are not decayed, as PyTorch's optimizers leave them out."""
 
     defaults = DECAYED
-    judge = Judge(workers=(1, 2))
 
     def torch_model(self):
         import torch
         from torch import nn
 
-        class Unused(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.used, self.unused = nn.Linear(4, 3), nn.Parameter(torch.arange(3.0))
+        def forward(self, x):
+            return self.used(x) + (0 if self.training else self.unused)  # evaluation shows it
 
-            def forward(self, x):
-                return self.used(x) + (0 if self.training else self.unused)  # evaluation shows it
-
-        torch.manual_seed(0)
-        return Unused()
+        return module(forward, used=nn.Linear(4, 3), unused=nn.Parameter(torch.arange(3.0)))
 
     def tf_model(self):
         import keras
@@ -206,7 +159,6 @@ class Unused(Model):
             def call(self, x, training=False):
                 return self.used(x) + (0 if training else self.unused)
 
-        keras.utils.set_random_seed(0)
         model = Unused()
         model(keras.ops.zeros((1, 4)))
         return model
@@ -227,26 +179,20 @@ class UsedInSomeSteps(Model):
     """A branch that only some batches take, the same on all workers: no gradient, no decay, no momentum."""
 
     defaults = DECAYED
-    judge = Judge(workers=(1, 2))
 
     def torch_model(self):
         import torch
         from torch import nn
 
-        class Alternating(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.main, self.side = nn.Linear(4, 3), nn.Linear(4, 3)
-                self.register_buffer("calls", torch.zeros((), dtype=torch.long))
+        def forward(self, x):
+            if self.training:
+                self.calls += 1
+            is_used = not self.training or (self.calls > 0 and self.calls % 2 == 1)
+            return self.main(x) + (self.side(x) if is_used else 0)
 
-            def forward(self, x):
-                if self.training:
-                    self.calls += 1
-                is_used = not self.training or (self.calls > 0 and self.calls % 2 == 1)
-                return self.main(x) + (self.side(x) if is_used else 0)
-
-        torch.manual_seed(0)
-        return Alternating()
+        return module(
+            forward, main=nn.Linear(4, 3), side=nn.Linear(4, 3), calls=torch.zeros((), dtype=torch.long)
+        )
 
 
 class UsedBySomeSamples(Model):
@@ -255,26 +201,20 @@ class UsedBySomeSamples(Model):
     defaults = DECAYED
 
     def torch_model(self):
-        import torch
         from torch import nn
 
-        class Experts(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.gate = nn.Linear(4, 12)
-                self.experts = nn.ModuleList(nn.Linear(4, 3) for _ in range(12))
+        def forward(self, x):
+            chances, chosen = self.gate(x).softmax(-1).max(-1)
+            out = x.new_zeros(len(x), 3)
+            for number, expert in enumerate(self.experts):
+                rows = (chosen == number).nonzero()[:, 0]
+                if len(rows):
+                    out = out.index_add(0, rows, chances[rows, None] * expert(x[rows]))
+            return out
 
-            def forward(self, x):
-                chances, chosen = self.gate(x).softmax(-1).max(-1)
-                out = x.new_zeros(len(x), 3)
-                for number, expert in enumerate(self.experts):
-                    rows = (chosen == number).nonzero()[:, 0]
-                    if len(rows):
-                        out = out.index_add(0, rows, chances[rows, None] * expert(x[rows]))
-                return out
-
-        torch.manual_seed(0)
-        return Experts()
+        return module(
+            forward, gate=nn.Linear(4, 12), experts=nn.ModuleList(nn.Linear(4, 3) for _ in range(12))
+        )
 
 
 class Parametrized(Model):
@@ -283,7 +223,6 @@ class Parametrized(Model):
     judge = Judge(workers=(1,))
 
     def torch_model(self):
-        import torch
         from torch import nn
         from torch.nn.utils import parametrizations, parametrize
 
@@ -291,7 +230,6 @@ class Parametrized(Model):
             def forward(self, x):
                 return x.triu() + x.triu(1).transpose(-1, -2)
 
-        torch.manual_seed(0)
         first = parametrizations.orthogonal(nn.Linear(4, 4))
         second = nn.Linear(4, 4)
         parametrize.register_parametrization(second, "weight", Symmetric())
@@ -299,34 +237,13 @@ class Parametrized(Model):
 
 
 class LowRank(Model):
-    """Frozen weights with trained factors of low rank, as in LoRA, and the frozen rest of the model."""
-
-    judge = Judge(workers=(1, 2))
-
-    def torch_model(self):
-        import torch
-        from torch import nn
-
-        class LowRank(nn.Module):
-            def __init__(self, layer, rank):
-                super().__init__()
-                self.layer = layer.requires_grad_(False)
-                self.a = nn.Parameter(torch.randn(rank, layer.in_features))
-                self.b = nn.Parameter(torch.zeros(layer.out_features, rank))
-
-            def forward(self, x):
-                return self.layer(x) + x @ self.a.T @ self.b.T
-
-        torch.manual_seed(0)
-        return nn.Sequential(LowRank(nn.Linear(4, 8), 2), nn.GELU(), LowRank(nn.Linear(8, 3), 2))
+    """Layers of Keras with factors of low rank: LoRA; modes.py has it in PyTorch."""
 
     def tf_model(self):
         import keras
+        from keras.layers import Dense
 
-        keras.utils.set_random_seed(0)
-        model = keras.Sequential(
-            [keras.Input((4,)), keras.layers.Dense(8, "gelu", name="a"), keras.layers.Dense(3, name="b")]
-        )
+        model = keras.Sequential([keras.Input((4,)), Dense(8, "gelu", name="a"), Dense(3, name="b")])
         for layer in model.layers:
             layer.enable_lora(2)
         return model
@@ -335,10 +252,7 @@ class LowRank(Model):
 class Ensemble(Model):
     """Several models in one, called by torch.func over stacked parameters."""
 
-    judge = Judge(workers=(1, 2))
-
     def torch_model(self):
-        import torch
         from torch import nn
         from torch.func import functional_call, stack_module_state, vmap
 
@@ -357,19 +271,15 @@ class Ensemble(Model):
 
                 return vmap(one)(*self.stacked).mean(0)
 
-        torch.manual_seed(0)
         return Ensemble()
 
 
 class Constrained(Model):
     """Kernels whose norm a constraint bounds after each step; a bias that is not negative."""
 
-    judge = Judge(workers=(1, 2))
-
     def tf_model(self):
         import keras
 
-        keras.utils.set_random_seed(0)
         bounded = keras.layers.Dense(
             8, "tanh", kernel_constraint=keras.constraints.MaxNorm(0.5), bias_constraint="non_neg"
         )
@@ -379,8 +289,6 @@ class Constrained(Model):
 class Regularized(Model):
     """Terms of kernels, of biases and of a layer's own; those of weights count once with several workers."""
 
-    judge = Judge(workers=(1, 2))
-
     def tf_model(self):
         import keras
 
@@ -389,7 +297,6 @@ class Regularized(Model):
                 self.add_loss(0.01 * keras.ops.sum(keras.ops.abs(self.kernel)))
                 return super().call(inputs)
 
-        keras.utils.set_random_seed(0)
         penalized = keras.layers.Dense(8, "tanh", kernel_regularizer="l2", bias_regularizer="l1")
         orthogonal = keras.layers.Dense(8, kernel_regularizer=keras.regularizers.OrthogonalRegularizer())
         return keras.Sequential([keras.Input((4,)), penalized, orthogonal, Own(3)])
@@ -412,13 +319,11 @@ class UsedLater(UsedInSomeSteps):
 class AdamOfGroups(Model):
     """Groups with rates of their own, no decay for biases, AMSGrad."""
 
-    judge = Judge(workers=(1, 2))
     defaults: Mapping[str, object] = {**GRADIENT_DESCENT, "learning_rate": 0.05}
 
     def torch_model(self):
         import torch
 
-        torch.manual_seed(0)
         self.model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 3))
         return self.model
 

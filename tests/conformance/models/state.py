@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from conformance.zoo import GRADIENT_DESCENT, RANDOM, Judge, Model, X, Y
+from conformance.zoo import GRADIENT_DESCENT, RANDOM, Judge, Model, X, Y, module
 
 EVEN = 24  # of which two or three workers have equal parts, without padding
 EXCEEDED = float(sorted(abs(X).max(1))[-2])  # by one sample
@@ -22,25 +22,17 @@ class Observer(Model):
     """The largest input, by which an evaluation divides; the buffer is replaced in each forward pass."""
 
     state_reductions: Mapping[str, str] = {"*.peak": "max"}
-    judge = Judge()
 
     def torch_model(self):
         import torch
 
-        class Net(torch.nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.linear = torch.nn.Linear(4, 3)
-                self.register_buffer("peak", torch.zeros(()))
+        def forward(self, x):
+            if self.training:
+                self.peak = torch.maximum(self.peak, x.detach().abs().max())
+                return self.linear(x)
+            return self.linear(x / self.peak)
 
-            def forward(self, x):
-                if self.training:
-                    self.peak = torch.maximum(self.peak, x.detach().abs().max())
-                    return self.linear(x)
-                return self.linear(x / self.peak)
-
-        torch.manual_seed(0)
-        return Net()
+        return module(forward, linear=torch.nn.Linear(4, 3), peak=torch.zeros(()))
 
     def tf_model(self):
         import keras
@@ -56,7 +48,6 @@ class Observer(Model):
                     return x
                 return x / self.peak
 
-        keras.utils.set_random_seed(0)
         return keras.Sequential([keras.Input((4,)), Scaled(), keras.layers.Dense(3)])
 
 
@@ -69,20 +60,13 @@ class Counter(Even):
     def torch_model(self):
         import torch
 
-        class Net(torch.nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.linear = torch.nn.Linear(4, 3)
-                self.register_buffer("seen", torch.zeros((), dtype=torch.long))
+        def forward(self, x):
+            if self.training:
+                self.seen += len(x)
+                return self.linear(x)
+            return self.linear(x * self.seen / 100)
 
-            def forward(self, x):
-                if self.training:
-                    self.seen += len(x)
-                    return self.linear(x)
-                return self.linear(x * self.seen / 100)
-
-        torch.manual_seed(0)
-        return Net()
+        return module(forward, linear=torch.nn.Linear(4, 3), seen=torch.zeros((), dtype=torch.long))
 
     def tf_model(self):
         import keras
@@ -97,7 +81,6 @@ class Counter(Even):
                     return x
                 return x * self.seen / 100
 
-        keras.utils.set_random_seed(0)
         return keras.Sequential([keras.Input((4,)), Counted(), keras.layers.Dense(3)])
 
 
@@ -110,20 +93,13 @@ class Mean(Even):
     def torch_model(self):
         import torch
 
-        class Net(torch.nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.linear = torch.nn.Linear(4, 3)
-                self.register_buffer("mean", torch.zeros(4))
+        def forward(self, x):
+            if self.training:
+                self.mean.lerp_(x.detach().mean(0), 0.1)
+                return self.linear(x)
+            return self.linear(x - self.mean)
 
-            def forward(self, x):
-                if self.training:
-                    self.mean.lerp_(x.detach().mean(0), 0.1)
-                    return self.linear(x)
-                return self.linear(x - self.mean)
-
-        torch.manual_seed(0)
-        return Net()
+        return module(forward, linear=torch.nn.Linear(4, 3), mean=torch.zeros(4))
 
 
 class Queue(Even):
@@ -137,19 +113,12 @@ class Queue(Even):
     def torch_model(self):
         import torch
 
-        class Net(torch.nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.linear = torch.nn.Linear(4, 3)
-                self.register_buffer("queue", torch.zeros(EVEN, 4))
+        def forward(self, x):
+            if self.training:
+                self.queue = torch.cat([x.detach(), self.queue])[:EVEN]
+            return self.linear(x)
 
-            def forward(self, x):
-                if self.training:
-                    self.queue = torch.cat([x.detach(), self.queue])[:EVEN]
-                return self.linear(x)
-
-        torch.manual_seed(0)
-        return Net()
+        return module(forward, linear=torch.nn.Linear(4, 3), queue=torch.zeros(EVEN, 4))
 
     def tf_model(self):
         import keras
@@ -163,34 +132,23 @@ class Queue(Even):
                     self.queue.assign(x[0])
                 return x
 
-        keras.utils.set_random_seed(0)
         return keras.Sequential([keras.Input((4,)), Kept(), keras.layers.Dense(3)])
 
 
 class Table(Model):
     """A table in a buffer, or a frozen layer, which training does not change."""
 
-    judge = Judge()
-
     def torch_model(self):
         import torch
 
-        class Net(torch.nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.register_buffer("table", torch.from_numpy(TABLE))
-                self.head = torch.nn.Linear(5, 3)
+        def forward(self, x):
+            return self.head(x @ self.table)
 
-            def forward(self, x):
-                return self.head(x @ self.table)
-
-        torch.manual_seed(0)
-        return Net()
+        return module(forward, table=torch.from_numpy(TABLE), head=torch.nn.Linear(5, 3))
 
     def tf_model(self):
         import keras
 
-        keras.utils.set_random_seed(0)
         model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(5), keras.layers.Dense(3)])
         model.layers[0].trainable = False
         return model
@@ -204,17 +162,11 @@ class Growing(Model):
     def torch_model(self):
         import torch
 
-        class Net(torch.nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.linear = torch.nn.Linear(4, 3)
-                self.register_buffer("kept", torch.zeros(0, 4))
+        def forward(self, x):
+            self.kept = torch.cat([self.kept, x.detach()])
+            return self.linear(x)
 
-            def forward(self, x):
-                self.kept = torch.cat([self.kept, x.detach()])
-                return self.linear(x)
-
-        return Net()
+        return module(forward, linear=torch.nn.Linear(4, 3), kept=torch.zeros(0, 4))
 
 
 class GrowingCache(Model):
@@ -237,7 +189,6 @@ class GrowingCache(Model):
                     self.register_buffer("table", torch.arange(9.0), persistent=False)
                 return self.linear(x + 0.01 * self.table[places.clamp(max=5)])
 
-        torch.manual_seed(0)
         return Net()
 
 
@@ -266,17 +217,12 @@ class LateProjector(Model):
     def torch_model(self):
         import torch
 
-        class Net(torch.nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.linear = torch.nn.Linear(4, 3)
+        def forward(self, x):
+            if not hasattr(self, "projector"):
+                self.projector = torch.nn.Linear(3, 3)
+            return self.projector(self.linear(x))
 
-            def forward(self, x):
-                if not hasattr(self, "projector"):
-                    self.projector = torch.nn.Linear(3, 3)
-                return self.projector(self.linear(x))
-
-        return Net()
+        return module(forward, linear=torch.nn.Linear(4, 3))
 
     def tf_model(self):
         import keras
@@ -304,19 +250,16 @@ class ReplacedByOneWorker(Even):
 
         first = torch.from_numpy(X[:1])
 
-        class Net(torch.nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.linear = torch.nn.Linear(4, 3)
-                self.register_buffer("last", torch.zeros(3))
-                self.register_buffer("calls", torch.zeros((), dtype=torch.long))
+        def forward(self, x):
+            if self.training:
+                self.calls += 1
+                if self.calls == 2 and (x == first).all(1).any():  # of one of the workers
+                    self.last = torch.zeros(4)
+            return self.linear(x)
 
-            def forward(self, x):
-                if self.training:
-                    self.calls += 1
-                    if self.calls == 2 and (x == first).all(1).any():  # of one of the workers
-                        self.last = torch.zeros(4)
-                return self.linear(x)
-
-        torch.manual_seed(0)
-        return Net()
+        return module(
+            forward,
+            linear=torch.nn.Linear(4, 3),
+            last=torch.zeros(3),
+            calls=torch.zeros((), dtype=torch.long),
+        )

@@ -29,13 +29,11 @@ class AnotherOrder(Model):
     def torch_model(self):
         import torch
 
-        torch.manual_seed(0)
         return torch.nn.Linear(3, 1)
 
     def tf_model(self):
         import keras
 
-        keras.utils.set_random_seed(0)
         return keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
 
 

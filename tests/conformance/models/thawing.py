@@ -31,14 +31,12 @@ class Thaw(Model):
     def torch_model(self):
         import torch
 
-        torch.manual_seed(0)
         body = torch.nn.Linear(4, 8).requires_grad_(not self.frozen)
         return torch.nn.Sequential(body, torch.nn.Tanh(), torch.nn.Linear(8, 3))
 
     def tf_model(self):
         import keras
 
-        keras.utils.set_random_seed(0)
         layers = [keras.layers.Dense(8, "tanh"), keras.layers.Dense(3)]
         model = keras.Sequential([keras.Input((4,)), *layers])
         model.layers[0].trainable = not self.frozen
@@ -104,11 +102,8 @@ class Tables(Thaw):
     defaults: Mapping[str, object] = {**GRADIENT_DESCENT, "learning_rate": 0.05}
     judge = Judge(("torch",), workers=(1, 2))
 
-    def train_data(self):
-        return np.abs(X * 4).astype(np.int64) % 10, Y
-
-    def eval_data(self):
-        return np.abs(X[:8] * 4).astype(np.int64) % 10, Y[:8]
+    def data(self, rows):
+        return np.abs(X[rows] * 4).astype(np.int64) % 10, Y[rows]
 
     def torch_model(self):
         import torch
@@ -117,7 +112,6 @@ class Tables(Thaw):
             def forward(self, x):
                 return self[0](x) + self[1](9 - x)
 
-        torch.manual_seed(0)
         tables = [torch.nn.EmbeddingBag(10, 3, sparse=True, mode="sum") for _ in range(2)]
         tables[0].requires_grad_(False)
         return Net(tables)
@@ -180,8 +174,6 @@ class OwnStep(Freeze):
 class FrozenByTrain(Model):
     """A part that an overridden train() keeps frozen, in evaluation mode."""
 
-    judge = Judge(workers=(1, 2))
-
     def torch_model(self):
         import torch
 
@@ -199,7 +191,6 @@ class FrozenByTrain(Model):
             def forward(self, x):
                 return self.head(self.body(x))
 
-        torch.manual_seed(0)
         return Net()
 
 
@@ -211,7 +202,6 @@ class NormFrozen(Thaw):
     def tf_model(self):
         import keras
 
-        keras.utils.set_random_seed(0)
         norm = keras.layers.BatchNormalization(center=False, scale=False)
         inner = keras.Sequential([keras.Input((4,)), keras.layers.Dense(8), norm])
         return keras.Sequential([keras.Input((4,)), inner, keras.layers.Dense(3)])
@@ -219,7 +209,6 @@ class NormFrozen(Thaw):
     def torch_model(self):
         import torch
 
-        torch.manual_seed(0)
         body = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8))
         return torch.nn.Sequential(body, torch.nn.Linear(8, 3))
 

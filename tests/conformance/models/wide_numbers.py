@@ -1,7 +1,7 @@
 """Data of 64 bits: a model that has them trains in them; where 32 bits merge values, the job is refused."""
 
 import numpy as np
-from conformance.zoo import RANDOM, SAMPLES, Judge, Model
+from conformance.zoo import RANDOM, SAMPLES, Judge, Model, module
 
 X = 1e8 + RANDOM.randn(SAMPLES, 3)
 Y = ((X - 1e8) @ np.array([1.0, 2.0, 3.0]))[:, None]
@@ -13,30 +13,20 @@ class Wide(Model):
     loss = "mse"
     judge = Judge(rtol=1e-7)
 
-    def train_data(self):
-        return X, Y
-
-    def eval_data(self):
-        return X[:11], Y[:11]
+    def data(self, rows):
+        return X[rows], Y[rows]
 
     def torch_model(self):
         import torch
 
-        class Net(torch.nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.head = torch.nn.Linear(3, 1).double()
+        def forward(self, x):
+            return self.head(x - 1e8)
 
-            def forward(self, x):
-                return self.head(x - 1e8)
-
-        torch.manual_seed(0)
-        return Net()
+        return module(forward, head=torch.nn.Linear(3, 1).double())
 
     def tf_model(self):
         import keras
 
-        keras.utils.set_random_seed(0)
         kind = {"dtype": "float64"}
         shift = keras.layers.Rescaling(1.0, -1e8, **kind)
         return keras.Sequential([keras.Input((3,), **kind), shift, keras.layers.Dense(1, **kind)])
