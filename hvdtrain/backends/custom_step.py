@@ -101,7 +101,14 @@ class StepOptimizerBase:
     def apply(self, gradients: Sequence[Any]) -> None:
         """Clip the gradients, set the learning rate and take a step."""
         samples = self._of_call()
-        check_gradients(self._name, gradients, self.variables)
+        found = [tuple(one.shape) if hasattr(one, "shape") else None for one in gradients]
+        wanted = [tuple(variable.shape) for variable in self.variables]
+        if found != wanted:
+            raise TaskError(
+                f"apply() of the optimizer {self._name!r} was given {len(found)} gradients for {len(wanted)} "
+                f"variables, of the shapes {found} for {wanted}",
+                "Give the list that gradients() of the same optimizer returned, or one computed from it.",
+            )
         self.is_applied = True
         if samples.learning_rate is None:
             return
@@ -251,15 +258,3 @@ def own_step_of(task: Any, config: Config) -> Step | None:
         return checked_result(own(model, nested_batch(batch), optimizers), row.step_method)
 
     return step
-
-
-def check_gradients(name: str, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
-    """Check that there is a gradient of the right shape for each variable."""
-    found = [tuple(one.shape) if hasattr(one, "shape") else None for one in gradients]
-    wanted = [tuple(variable.shape) for variable in variables]
-    if found != wanted:
-        raise TaskError(
-            f"apply() of the optimizer {name!r} was given {len(found)} gradients for {len(wanted)} "
-            f"variables, of the shapes {found} for {wanted}",
-            "Give the list that gradients() of the same optimizer returned, or one computed from it.",
-        )

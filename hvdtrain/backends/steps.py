@@ -76,7 +76,7 @@ class PartsBase:
         """Return the parts for the parameters that are trainable now; what others keep of them stays."""
         new = copy(self)
         if kept is None:
-            self.trained_set.optimize(self.optimized)
+            self.trained_set.accept(self.optimized)
         else:
             self.trained_set.follow(kept)
         shapes = {field.name: field.shape for field in self.tensors.trainable_fields()}
@@ -121,8 +121,7 @@ class WholeModelStep:
     """What the steps of both frameworks share in which each worker has the whole model.
 
     ``build`` calls the methods up to ``changed_early``, in their order. A step also has ``broadcast``,
-    ``forget`` and ``dry_run``; local ones have ``synchronize``; ``is_timed`` says whether the
-    clock can distinguish the time of this worker from that of the others.
+    ``forget`` and ``dry_run``; local ones have ``synchronize``.
     """
 
     follows_trained = True  # whether callbacks may freeze and thaw parameters
@@ -142,6 +141,11 @@ class WholeModelStep:
     update: Any
     state: Any  # model and optimizers as portable state, after ``make_state``
     local: Any = None  # what averages the workers, where steps are local
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether the clock can distinguish the time of this worker from that of the others."""
+        return not self.computation.batch_norm.layers
 
     def make_model(self, batch: HostBatch | None) -> Any:
         """Make the task's model; return this worker's tensors. Collective if it is split."""
@@ -221,7 +225,13 @@ class WholeModelStep:
 
     def evaluated(self, partial: PartialSums, signals: Sequence[float]) -> PendingVector:
         """Collective. Sum an evaluation over workers, and compute the metrics of the whole of it."""
-        return self.computation.evaluated(partial, signals)
+        vector = self.computation.summed(partial.values, signals)
+        options = {"computed": self.computed(), "order": self.computation.evaluation.order}
+        return self.pending(partial.names, vector, partial.weight, weighted=partial.weighted, **options)
+
+    def computed(self) -> dict[str, float]:
+        """Collective. Return the metrics of a whole evaluation that are no sums over its samples."""
+        return self.computation.evaluation.computed(self.workers)
 
     def to_broadcast(self) -> Sequence[Any]:
         """Return the tensors of the step itself, as Horovod broadcasts them."""

@@ -95,9 +95,6 @@ class LocalStepBase:
         for momentum in self.momenta:
             self._zero(momentum)
 
-    def average(self, share: object) -> None:
-        """Do nothing: ``synchronize`` takes the weights into their moving average."""
-
     def to_broadcast(self) -> Sequence[Any]:
         """Return the outer optimizer's momentum, as Horovod broadcasts it."""
         return self.momenta

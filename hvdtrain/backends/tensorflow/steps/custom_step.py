@@ -11,8 +11,8 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from hvdtrain.backends.custom_step import CallsBase, CustomStepRules, StepOptimizerBase, StepPart
-from hvdtrain.backends.step_metrics import PendingVector, findings
-from hvdtrain.backends.tensorflow.batches import TensorFlowBatch, TensorFlowPending, TracedWorkers
+from hvdtrain.backends.step_metrics import findings
+from hvdtrain.backends.tensorflow.batches import TensorFlowBatch, TracedWorkers
 from hvdtrain.backends.tensorflow.functions import (
     Compiled,
     Guard,
@@ -304,15 +304,15 @@ class CustomStep(CustomStepRules, PlainStep):
         parts = self.parts
         return [*self.computation.model.variables, *parts.slots, *parts.ema.to_broadcast()]
 
-    def train(self, batch: TensorFlowBatch, learning_rate: float, signals: Sequence[float]) -> PendingVector:
+    def run(self, batch: TensorFlowBatch, learning_rate: float, signals: Sequence[float]) -> Any:
         function = self._function(batch.counts)
         arguments = self.arguments(batch, learning_rate, signals)
         try:
-            vector, (names, weighted, unused) = function(batch, *arguments)
+            found = function(batch, *arguments)
         except tf.errors.InvalidArgumentError as error:
             raise self._calls.error_of(error) or error from None
         self.parts.trained_set.look()
-        return TensorFlowPending(names, vector, batch.total_weight, unused, weighted)
+        return found
 
     def dry_run(self, batch: TensorFlowBatch, training: bool, draws: list[str]) -> dict[str, NDArray[Any]]:
         """Collective. Return the loss and the metrics of a batch's first micro-batch, by name."""

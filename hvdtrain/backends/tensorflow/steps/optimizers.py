@@ -192,9 +192,8 @@ def choose_optimizer(
 ) -> keras.optimizers.Optimizer:
     """Make the optimizer of a job; a built-in one has ``groups``, and ``slots`` by their portable names."""
     if hasattr(task, "tf_optimizer"):
-        optimizer = task.tf_optimizer()
+        optimizer: keras.optimizers.Optimizer = task.tf_optimizer()
         check_own_optimizer(optimizer, keras.optimizers.Optimizer, "tf_optimizer", "a Keras optimizer")
-        assert isinstance(optimizer, keras.optimizers.Optimizer)  # that it is one was checked
         return optimizer
     fields = list(model.trainable_fields())
     groups = [(options[field.name].factor, options[field.name].weight_decay) for field in fields]

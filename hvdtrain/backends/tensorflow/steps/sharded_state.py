@@ -50,14 +50,6 @@ class ShardedMovingAverage(CommonShardedAverage, ExponentialMovingAverage):
             self._shards.follow()
             super().restart()
 
-    def to_broadcast(self) -> list[Any]:
-        """Return nothing: every worker has averages of its own."""
-        return []
-
-    def follow_broadcast(self) -> None:
-        """Start from the weights that were broadcast."""
-        self.restart()
-
 
 _STEP = "optimizer/step"
 

@@ -10,7 +10,7 @@ import torch
 from hvdtrain.backends.portable.names import PRIVATE
 from hvdtrain.backends.portable.training_state import CommonOptimizerState, CommonState
 from hvdtrain.backends.records import PortableState, Shapes, StateArrays
-from hvdtrain.backends.torch.reduction.broadcast import broadcast_optimizer, broadcast_tensors
+from hvdtrain.backends.torch.reduction.broadcast import broadcast_optimizer
 from hvdtrain.backends.torch.state.layouts import SAME
 from hvdtrain.backends.torch.state.model_state import Entry, Field, ModelState, TorchSnapshot
 from hvdtrain.backends.torch.state.moving_state import ExponentialMovingAverage
@@ -204,10 +204,6 @@ class TrainingState(CommonState):
             part.follow(has_some)
             if has_some:
                 broadcast_optimizer(part.optimizer, workers, root)
-
-    def broadcast_ema(self, root: int) -> None:
-        """Collective. Copy the root's moving average to every worker, after the weights."""
-        broadcast_tensors(self.ema.to_broadcast(), root, label="ema")
 
 
 def _cannot_be_saved(optimizer: torch.optim.Optimizer, found: str) -> TaskError:

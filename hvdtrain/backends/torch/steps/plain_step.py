@@ -119,19 +119,14 @@ class PlainStep(WholeModelStep):
         self.workers = workers
         self.computation = Computation(task, config, workers, device)
         self.near = self.computation.near
-        self._synchronizes_batch_norm = config.sync_batch_norm
-
-    @property
-    def is_timed(self) -> bool:
-        """Whether the clock can tell the time of this worker from that of the others."""
-        return not self._synchronizes_batch_norm
 
     def broadcast(self, root: int) -> None:
         """Collective. Copy the root's tensors to every worker."""
         parts, scale = self.parts, self.parts.loss_scale
         self.state.broadcast_optimizers(self.workers, root)
         broadcast_model(self.computation.model, parts.tensors, self.workers, root)
-        self.state.broadcast_ema(root)
+        broadcast_tensors(parts.ema.to_broadcast(), root, label="ema")
+        parts.ema.follow_broadcast()
         broadcast_tensors(self.to_broadcast(), root, label="local")
         parts.reducer.broadcast(root)
         if scale is not None:
@@ -192,12 +187,8 @@ class PlainStep(WholeModelStep):
         # a worker without samples, as there may be in the last local step, has no gradient
         form = computation.names, computation.weighted
         vector = update.apply(vector, form, batch.reduced_weight, learning_rate)
-        self.average(batch.step + 1)
+        update.ema(batch.step + 1)
         return vector, (*form, unused)
-
-    def average(self, step: int) -> None:
-        """Take the weights into their moving average."""
-        self.update.ema(step)
 
     def load_layers(self, state: PortableState) -> None:
         """Let layers load what they save themselves."""

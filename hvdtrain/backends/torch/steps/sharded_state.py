@@ -67,10 +67,6 @@ class ShardedState(CommonShardedState, TrainingState):
     def broadcast_optimizers(self, workers: Workers, root: int) -> None:
         """Do nothing: every worker has its own part, which is zero when a job begins."""
 
-    def broadcast_ema(self, root: int) -> None:
-        """Start the moving average from the weights, which are the root's."""
-        self.ema.restart()
-
     def check(self) -> None:
         """Do nothing: everything that hvdtrain's optimizers keep can be saved."""
 

@@ -163,11 +163,8 @@ class StagePasses(StagePassesBase):
     def compute_loss(self, place: int, call: Call) -> list[torch.Tensor | None]:
         """Do both passes of a micro-batch in the last stage."""
         leaves = self._leaves(call)
-        _, weights, gradient_weights = self.counted(place)
-        losses, own, rows = self._values(place, call)
-        scaled = self._update.scale(gradient_weights)
-        self._update.backward(losses, scaled if own is None else scaled * own)
-        self._add(rows.detach(), weights)
+        losses, own, gradient_weights = self._values(place, call)
+        self._update.backward(losses, gradient_weights if own is None else gradient_weights * own)
         return [leaf.grad for leaf in leaves]
 
     @torch.no_grad()
@@ -175,7 +172,7 @@ class StagePasses(StagePassesBase):
         """Return the outputs of a call; in the last stage, take in the metrics."""
         if not self._layout.is_last_stage:
             return self._computed(place, call)
-        self._add(self._values(place, call).rows, self.counted(place)[1])
+        self._values(place, call)
         return None
 
     def taken(self) -> Any:
@@ -190,15 +187,16 @@ class StagePasses(StagePassesBase):
         with autocast(computation.precision, computation.device):
             return computation.model(*copies(call[0]), **copies(call[1]))
 
-    def _values(self, place: int, call: Call) -> Any:
-        """Return losses and values of the samples of a micro-batch, in the last stage."""
-        micro_batch, weights, _ = self.counted(place)
+    def _values(self, place: int, call: Call) -> tuple[Any, Any, torch.Tensor]:
+        """Take in the values of a micro-batch in the last stage; return losses and what each counts for."""
+        micro_batch, weights, gradient_weights = self.counted(place)
         self._called.run = lambda *_, **__: self._computed(place, call)
         with autocast(self._computation.precision, self._computation.device):
             losses, metrics = self._objective(self._called, micro_batch)
-        values = self._computation.values({"loss": losses, **metrics}, len(weights))
+        losses, own, rows = self._computation.values({"loss": losses, **metrics}, len(weights))
         self.forms[self._computation.is_training] = self._computation.names, self._computation.weighted
-        return values
+        self._add(rows.detach(), weights)
+        return losses, own, gradient_weights
 
     def _leaves(self, call: Call) -> list[torch.Tensor]:
         """Return the tensors that a stage was given whose gradients the stage before needs."""
