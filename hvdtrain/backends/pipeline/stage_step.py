@@ -158,12 +158,10 @@ class StageStepBase(WholeModelStep):
 
     is_timed = False
     framework: str
-    near: Any
     batch_norms: int
     parts_of_stage: tuple[Any, Any]  # its classes of the state and the update of a stage
     finish_with: Any  # returns what a function does, and the sum of a vector over all workers
     passes: Any
-    update: Any
     state: StateOfStage
     module: Any  # what the framework does with blocks
     on_host: Any  # returns the numbers of a tensor

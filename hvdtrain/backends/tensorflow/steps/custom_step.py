@@ -6,6 +6,7 @@ from functools import cache, partial, partialmethod
 from typing import Any
 
 import horovod.tensorflow as hvd
+import keras
 import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
@@ -26,7 +27,7 @@ from hvdtrain.backends.tensorflow.functions import (
 )
 from hvdtrain.backends.tensorflow.probes import values_of_first
 from hvdtrain.backends.tensorflow.steps.plain_step import Parts, PlainStep
-from hvdtrain.backends.tensorflow.steps.update import check_scaled, own_scale, scaled, unscaled
+from hvdtrain.backends.tensorflow.steps.update import own_scale, scaled, unscaled
 from hvdtrain.backends.workers import first_line
 from hvdtrain.errors import TaskError
 
@@ -290,7 +291,15 @@ class CustomStep(CustomStepRules, PlainStep):
     kinds = Calls, StepOptimizer
 
     def attach(self, parts: Parts) -> None:
-        check_scaled(self.computation.precision, list(parts.optimizers.values()))
+        kind, used = keras.optimizers.LossScaleOptimizer, parts.optimizers.values()
+        plain = next((type(one).__name__ for one in used if not isinstance(one, kind)), "")
+        if self.computation.precision == "fp16" and plain:
+            raise TaskError(
+                "layers of the model compute in float16 (mixed_float16), and nothing scales the losses of "
+                "tf_step",
+                f"Give keras.optimizers.LossScaleOptimizer({plain}(...)) as the task's optimizer, or use "
+                "mixed_bfloat16.",
+            )
         super().attach(parts)
 
     def trace(self) -> None:

@@ -13,7 +13,6 @@ from hvdtrain.backends.optimizers import (
     check_own_optimizer,
     check_owners,
     check_positive,
-    combined_rates,
     constructor_default,
     scheduled,
 )
@@ -28,20 +27,23 @@ Tensor = Any
 Variable = Any
 NamedOptimizers = tuple[dict[str, keras.optimizers.Optimizer], dict[str, list[Field]]]
 # for each variable, in the order in which the optimizer is built: what the learning rate is multiplied by,
-# and the weight decay
-Groups = Sequence[tuple[float, float]]
+# the weight decay, and whether lars or lamb scales its updates to its norm
+Groups = Sequence[tuple[float, float, bool]]
 
 
-def rate_and_decay(optimizer: Any, variable: Variable, learning_rate: Tensor) -> tuple[Tensor, float]:
-    """Return the learning rate and the weight decay of one variable, by the optimizer's ``groups``."""
+def options_of(optimizer: Any, variable: Variable, rate: Tensor) -> tuple[Tensor, float, bool]:
+    """Return the learning rate of one variable and its other options, by the optimizer's ``groups``."""
     if not optimizer.groups:
-        return learning_rate, 0.0
-    factor, decay = optimizer.groups[optimizer._get_variable_index(variable)]
-    return (learning_rate if factor == 1 else learning_rate * factor), decay
+        return rate, 0.0, False
+    factor, decay, adapts = optimizer.groups[optimizer._get_variable_index(variable)]
+    return (rate if factor == 1 else rate * factor), decay, adapts
 
 
 class SGD(keras.optimizers.Optimizer):
-    """SGD by PyTorch's formula; Keras's folds the learning rate, which may change, into the momentum."""
+    """SGD by PyTorch's formula; Keras's folds the learning rate, which may change, into the momentum.
+
+    It is LARS, see ``torch/``, for parameters whose options say that it adapts to their norms.
+    """
 
     def __init__(
         self, learning_rate: float = 0.01, momentum: float = 0.0, groups: Groups = (), name: str = "sgd"
@@ -60,15 +62,18 @@ class SGD(keras.optimizers.Optimizer):
 
     def update_step(self, gradient: Tensor, variable: Variable, learning_rate: Tensor) -> None:
         """Update one variable."""
-        rate, decay = rate_and_decay(self, variable, learning_rate)
+        rate, decay, adapts = options_of(self, variable, learning_rate)
         w = native(variable)
         g = tf.cast(tf.convert_to_tensor(gradient), w.dtype)
-        self.move(variable, g + decay * w if decay else g, rate)
-
-    def move(self, variable: Variable, g: Tensor, learning_rate: Tensor) -> None:
-        """Update one variable by a gradient that has its decay already."""
-        w = native(variable)
-        rate = tf.cast(learning_rate, w.dtype)
+        rate, factor = tf.cast(rate, w.dtype), None
+        if adapts:
+            w_norm, g_norm = tf.norm(w), tf.norm(g)
+            factor = LARS_TRUST * w_norm / (g_norm + decay * w_norm + LARS_EPSILON)
+            factor = _where_both(w_norm, g_norm, factor)
+        if decay:
+            g += decay * w
+        if factor is not None:
+            g *= factor
         if not self.momentum:
             tf.raw_ops.ResourceApplyGradientDescent(var=w.handle, alpha=rate, delta=g)
             return
@@ -81,9 +86,7 @@ class SGD(keras.optimizers.Optimizer):
 class TwoMoments(keras.optimizers.Optimizer):
     """What adamw and lamb have in common: the moments of the gradient, and what takes their bias off."""
 
-    def __init__(
-        self, beta1: float, beta2: float, epsilon: float, groups: Groups, name: str = "adamw"
-    ) -> None:
+    def __init__(self, beta1: float, beta2: float, epsilon: float, groups: Groups, name: str) -> None:
         super().__init__(learning_rate=1e-3, name=name)
         self.beta1, self.beta2, self.epsilon, self.groups = beta1, beta2, epsilon, groups
 
@@ -110,7 +113,7 @@ class AdamW(TwoMoments):
         """Update one variable."""
         w = native(variable)
         index = self._get_variable_index(variable)
-        learning_rate, decay = rate_and_decay(self, variable, learning_rate)
+        learning_rate, decay, _ = options_of(self, variable, learning_rate)
         rate = tf.cast(learning_rate, tf.float64)
         correction1, root2 = self.corrections()
         if decay:
@@ -132,41 +135,14 @@ class AdamW(TwoMoments):
         )
 
 
-class LARS(SGD):
-    """Stochastic gradient descent whose gradient is scaled to each parameter's norm; see ``torch/``."""
-
-    def __init__(self, adapted: Sequence[bool], groups: Groups, momentum: float) -> None:
-        super().__init__(momentum=momentum, groups=groups, name="lars")
-        self.adapted = adapted
-
-    def update_step(self, gradient: Tensor, variable: Variable, learning_rate: Tensor) -> None:
-        """Update one variable."""
-        rate, decay = rate_and_decay(self, variable, learning_rate)
-        w = native(variable)
-        g = tf.cast(tf.convert_to_tensor(gradient), w.dtype)
-        if self.adapted[self._get_variable_index(variable)]:
-            w_norm, g_norm = tf.norm(w), tf.norm(g)
-            factor = LARS_TRUST * w_norm / (g_norm + decay * w_norm + LARS_EPSILON)
-            if decay:
-                g += decay * w
-            g *= _where_both(w_norm, g_norm, factor)
-        self.move(variable, g, rate)
-
-
 class LAMB(TwoMoments):
     """Adam with decoupled decay whose update is scaled to each parameter's norm; see ``torch/``."""
-
-    def __init__(
-        self, adapted: Sequence[bool], groups: Groups, beta1: float, beta2: float, epsilon: float
-    ) -> None:
-        super().__init__(beta1, beta2, epsilon, groups, name="lamb")
-        self.adapted = adapted
 
     def update_step(self, gradient: Tensor, variable: Variable, learning_rate: Tensor) -> None:
         """Update one variable."""
         w = native(variable)
         index = self._get_variable_index(variable)
-        rate, decay = rate_and_decay(self, variable, learning_rate)
+        rate, decay, adapts = options_of(self, variable, learning_rate)
         g = tf.cast(tf.convert_to_tensor(gradient), w.dtype)
         m, v = (native(self.slots[name][index]) for name in ("first_moment", "second_moment"))
         correction1, root2 = self.corrections()
@@ -174,7 +150,7 @@ class LAMB(TwoMoments):
         second = v.assign(v * self.beta2 + g * g * (1 - self.beta2), read_value=True)
         scale = tf.sqrt(second) / tf.cast(root2, w.dtype) + self.epsilon
         update = first / (scale * tf.cast(correction1, w.dtype))
-        if self.adapted[index]:
+        if adapts:
             if decay:
                 update += decay * w
             w_norm, u_norm = tf.norm(w), tf.norm(update)
@@ -195,17 +171,13 @@ def choose_optimizer(
         optimizer: keras.optimizers.Optimizer = task.tf_optimizer()
         check_own_optimizer(optimizer, keras.optimizers.Optimizer, "tf_optimizer", "a Keras optimizer")
         return optimizer
-    fields = list(model.trainable_fields())
-    groups = [(options[field.name].factor, options[field.name].weight_decay) for field in fields]
-    adapted = [is_matrix(field.path, field.shape) for field in fields]
-    moments = config.adam_beta1, config.adam_beta2, config.adam_epsilon
-    if config.optimizer == "lars":
-        return LARS(adapted, groups, config.momentum)
-    if config.optimizer == "lamb":
-        return LAMB(adapted, groups, *moments)
-    if config.optimizer == "adamw":
-        return AdamW(*moments, groups)
-    return SGD(momentum=config.momentum, groups=groups)
+    own, kind = [(field, options[field.name]) for field in model.trainable_fields()], config.optimizer
+    adapt = kind in ("lars", "lamb")
+    groups = [(o.factor, o.weight_decay, adapt and is_matrix(f.path, f.shape)) for f, o in own]
+    if kind in ("adamw", "lamb"):
+        moments = config.adam_beta1, config.adam_beta2, config.adam_epsilon
+        return (AdamW if kind == "adamw" else LAMB)(*moments, groups, name=kind)
+    return SGD(momentum=config.momentum, groups=groups, name=kind)
 
 
 def take_own_rates(optimizer: keras.optimizers.Optimizer, method: str = "tf_optimizer") -> OwnRates:
@@ -260,10 +232,3 @@ def make_optimizers(task: Any, model: keras.Model, tensors: ModelState) -> Named
         },
     )
     return by_name, owned
-
-
-def take_rates(
-    optimizers: Mapping[str, keras.optimizers.Optimizer], method: str
-) -> tuple[OwnRates, dict[str, float]]:
-    """Return the learning rates of a task's optimizers, and what the largest is multiplied by for each."""
-    return combined_rates({name: take_own_rates(one, method) for name, one in optimizers.items()})

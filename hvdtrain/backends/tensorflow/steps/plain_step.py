@@ -13,7 +13,7 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from hvdtrain.backends.objective.logits import check_foreign
-from hvdtrain.backends.optimizers import MAIN
+from hvdtrain.backends.optimizers import MAIN, combined_rates
 from hvdtrain.backends.options import INITIAL_SCALE
 from hvdtrain.backends.records import PortableState
 from hvdtrain.backends.reduction.local_steps import OUTER_PREFIX, LocalStepBase, LocalSums, in_parts
@@ -30,13 +30,13 @@ from hvdtrain.backends.tensorflow.replica_state import TrainedSet
 from hvdtrain.backends.tensorflow.state.model_state import Field
 from hvdtrain.backends.tensorflow.state.moving_state import ExponentialMovingAverage
 from hvdtrain.backends.tensorflow.step_clock import StepClock
-from hvdtrain.backends.tensorflow.steps.optimizer_state import TrainingState
-from hvdtrain.backends.tensorflow.steps.optimizers import choose_optimizer, make_optimizers, take_rates
-from hvdtrain.backends.tensorflow.steps.sharded_state import (
+from hvdtrain.backends.tensorflow.steps.optimizer_state import (
     ShardedMovingAverage,
     ShardedState,
+    TrainingState,
     shard_optimizer,
 )
+from hvdtrain.backends.tensorflow.steps.optimizers import choose_optimizer, make_optimizers, take_own_rates
 from hvdtrain.backends.tensorflow.steps.update import LossScale, ShardedUpdate, Update
 from hvdtrain.backends.tensorflow.sync_batch_norm import find_batch_norms
 from hvdtrain.backends.tensorflow.task_model import compiled, unused_methods
@@ -86,7 +86,8 @@ class Parts(PartsBase):
             self.optimizers, self.owned = {MAIN: optimizer}, {MAIN: self.trained()}
         self.factors = {}
         if self.own_optimizer:
-            self.own_rates, self.factors = take_rates(self.optimizers, self.own_optimizer)
+            rates = {name: take_own_rates(one, self.own_optimizer) for name, one in self.optimizers.items()}
+            self.own_rates, self.factors = combined_rates(rates)
         pairs = [(optimizer, self.owned[name]) for name, optimizer in self.optimizers.items()]
         self.slots = [v for one, fields in pairs for v in shard_optimizer(one, fields, self.shards)]
         if self.own_optimizer:

@@ -16,21 +16,8 @@ from hvdtrain.backends.tensorflow.batches import Sized
 from hvdtrain.backends.tensorflow.functions import clip_by_norm, dense, joined, native
 from hvdtrain.backends.tensorflow.reduction.sharded_parameters import segment_of
 from hvdtrain.backends.tensorflow.steps.optimizer_state import slots_by_parameter
-from hvdtrain.errors import TaskError
 
 Tensor = Any
-
-
-def check_scaled(precision: str, optimizers: Sequence[Any]) -> None:
-    """Check that the optimizers of a task's own step scale the losses of a model that computes in fp16."""
-    plain = [one for one in optimizers if not isinstance(one, keras.optimizers.LossScaleOptimizer)]
-    if precision == "fp16" and plain:
-        raise TaskError(
-            "layers of the model compute in float16 (mixed_float16), and nothing scales the losses of "
-            "tf_step",
-            f"Give keras.optimizers.LossScaleOptimizer({type(plain[0]).__name__}(...)) as the task's "
-            "optimizer, or use mixed_bfloat16.",
-        )
 
 
 def own_scale(optimizer: Any) -> Tensor | None:

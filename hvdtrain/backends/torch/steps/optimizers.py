@@ -31,8 +31,6 @@ class LARS(torch.optim.SGD):
 
     def __init__(self, params: Iterable[Any], momentum: float) -> None:
         super().__init__(params, lr=0.1, momentum=momentum, fused=True)
-        # a loss scaler must give gradients of their own size, not leave that to sgd's operation
-        self._step_supports_amp_scaling = False
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:

@@ -26,9 +26,13 @@ from hvdtrain.backends.torch.state.model_state import Entry, Field, ModelState
 from hvdtrain.backends.torch.state.moving_state import ExponentialMovingAverage
 from hvdtrain.backends.torch.state.tensors import fill_slots, make_slots
 from hvdtrain.backends.torch.step_clock import StepClock
-from hvdtrain.backends.torch.steps.optimizer_state import TrainingState
+from hvdtrain.backends.torch.steps.optimizer_state import (
+    ShardedMovingAverage,
+    ShardedState,
+    TrainingState,
+    shard_optimizer,
+)
 from hvdtrain.backends.torch.steps.optimizers import choose_optimizer, make_optimizers, take_rates
-from hvdtrain.backends.torch.steps.sharded_state import ShardedMovingAverage, ShardedState, shard_optimizer
 from hvdtrain.backends.torch.steps.update import LossScale, ShardedGradientsUpdate, ShardedUpdate, Update
 from hvdtrain.backends.torch.sync_batch_norm import find_batch_norms
 from hvdtrain.backends.torch.task_model import check_parts, foreign_leaf, unused_methods

@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 from hvdtrain.backends.pipeline.checks import uses_another_stage
 from hvdtrain.backends.pipeline.messages import Bytes, Message, SentTensor
 from hvdtrain.backends.pipeline.pipeline import Call, StagePassesBase
-from hvdtrain.backends.torch.probes import state_kept
+from hvdtrain.backends.torch.probes import as_array, state_kept
 from hvdtrain.backends.torch.state.model_state import ModelState
 from hvdtrain.backends.torch.task_model import autocast
 from hvdtrain.models.block import called_in_order, parts_of
@@ -119,11 +119,7 @@ def outputs_of(
         model.train(training)
         arguments, named = copies(call)
         found = pytree.tree_leaves((StageModel(blocks) if in_blocks else model)(*arguments, **named))
-        return [_array(value) if isinstance(value, torch.Tensor) else value for value in found]
-
-
-def _array(tensor: torch.Tensor) -> Any:
-    return (tensor.double() if tensor.is_floating_point() else tensor).numpy()
+        return [as_array(value) if isinstance(value, torch.Tensor) else value for value in found]
 
 
 def copies(value: Any) -> Any:
