@@ -171,9 +171,11 @@ def choose_optimizer(
         optimizer: keras.optimizers.Optimizer = task.tf_optimizer()
         check_own_optimizer(optimizer, keras.optimizers.Optimizer, "tf_optimizer", "a Keras optimizer")
         return optimizer
-    own, kind = [(field, options[field.name]) for field in model.trainable_fields()], config.optimizer
-    adapt = kind in ("lars", "lamb")
-    groups = [(o.factor, o.weight_decay, adapt and is_matrix(f.path, f.shape)) for f, o in own]
+    kind, groups = config.optimizer, []
+    for field in model.trainable_fields():
+        own, adapts = options[field.name], kind in ("lars", "lamb") and is_matrix(field.path, field.shape)
+        decay = own.weight_decay if adapts or kind in ("sgd", "adamw") else 0.0
+        groups.append((own.factor, decay, adapts))
     if kind in ("adamw", "lamb"):
         moments = config.adam_beta1, config.adam_beta2, config.adam_epsilon
         return (AdamW if kind == "adamw" else LAMB)(*moments, groups, name=kind)
