@@ -210,14 +210,7 @@ class CustomStepRules:
 
     def describe(self, info: ModelInfo) -> ModelInfo:
         """Return what is known of the job, with what is known of its step. Local: no collective."""
-        notes = info.notes
-        if self.workers.is_elastic:
-            notes = (
-                *notes,
-                "parameters and the optimizers' state are copied at each step: the task's own step changes "
-                "them before its last reduction, and is undone if a worker is lost in between",
-            )
-        return replace(info, notes=notes, leaves_out_padding=True)
+        return replace(info, leaves_out_padding=True)
 
     def completed(self, found: DryRun, training: bool) -> DryRun:
         """Return what a dry run has found, with what the step knows of it. Local: no collective."""

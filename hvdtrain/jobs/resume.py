@@ -99,8 +99,7 @@ def restore(run: TrainingRun, check_as_built: Callable[[], None] = lambda: None)
             if (trained := source.manifest.trained) is not None:
                 if not backend.step.follows_trained:
                     raise refused(
-                        "callbacks have frozen or thawed parameters, which a training step of the task's own "
-                        "does not follow",
+                        "callbacks froze or thawed parameters, which the task's own step does not follow",
                         "Decide within torch_step() or tf_step() which losses and optimizers are used.",
                     )
                 count = counted(backend.follow_trained(trained), "parameter")

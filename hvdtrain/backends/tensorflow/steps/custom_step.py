@@ -147,10 +147,6 @@ class CompiledByStep(Compiled):
         super().__init__(step, trace)
         self._variables = variables
 
-    def __call__(self, batch: TensorFlowBatch, *arguments: Any) -> tuple[Tensor, Any]:
-        """Run the step as it was compiled for these decisions; return its result and its trace's."""
-        return super().__call__(batch, tf.constant(np.asarray(batch.step, np.int64)), *arguments)
-
     def _compiled(self, batch: TensorFlowBatch, arguments: Sequence[Any]) -> tuple[list[Guard], Any]:
         if len(self._known[batch.signature]) == MAX_TRACES:
             raise TaskError(
@@ -315,9 +311,9 @@ class CustomStep(CustomStepRules, PlainStep):
 
     def run(self, batch: TensorFlowBatch, learning_rate: float, signals: Sequence[float]) -> Any:
         function = self._function(batch.counts)
-        arguments = self.arguments(batch, learning_rate, signals)
+        number = tf.constant(np.asarray(batch.step, np.int64))
         try:
-            found = function(batch, *arguments)
+            found = function(batch, number, *self.arguments(batch, learning_rate, signals))
         except tf.errors.InvalidArgumentError as error:
             raise self._calls.error_of(error) or error from None
         self.parts.trained_set.look()
@@ -335,8 +331,7 @@ class CustomStep(CustomStepRules, PlainStep):
         return values_of_first(self.computation, batch, training, draws, rows_of)
 
     def forget(self) -> None:
-        for optimizer in self._optimizers.values():
-            optimizer.begin(None)
+        """Do nothing: a trace that fails has forgotten what it began."""
 
     def _traced(self, counts: tuple[int, ...], number: StepNumber, *tensors: Any) -> Tensor:
         """Collective. Do a step, while it is traced; the tensors are those of ``PlainStep``."""

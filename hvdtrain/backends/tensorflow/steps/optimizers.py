@@ -25,7 +25,6 @@ from hvdtrain.errors import TaskError
 
 Tensor = Any
 Variable = Any
-NamedOptimizers = tuple[dict[str, keras.optimizers.Optimizer], dict[str, list[Field]]]
 # for each variable, in the order in which the optimizer is built: what the learning rate is multiplied by,
 # the weight decay, and whether lars or lamb scales its updates to its norm
 Groups = Sequence[tuple[float, float, bool]]
@@ -204,7 +203,9 @@ def take_own_rates(optimizer: keras.optimizers.Optimizer, method: str = "tf_opti
     return OwnRates(type(inner).__name__, base, bool(is_default))
 
 
-def make_optimizers(task: Any, model: keras.Model, tensors: ModelState) -> NamedOptimizers:
+def make_optimizers(
+    task: Any, model: keras.Model, tensors: ModelState
+) -> tuple[dict[str, keras.optimizers.Optimizer], dict[str, list[Field]]]:
     """Make the optimizers of a task that names several; return them, and the parameters that each trains."""
     method, given = "tf_optimizers", task.tf_optimizers(model)
     pairs = given if isinstance(given, Mapping) else {}

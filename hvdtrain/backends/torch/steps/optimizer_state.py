@@ -99,10 +99,6 @@ class OptimizerState(CommonOptimizerState):
         """Return the names of the numbers that every state has."""
         return [number.name for number in self._numbers()] + [self._step] * bool(self._step_counts())
 
-    def count_names(self) -> list[str]:
-        """Return the names of counts of steps that differ from the others."""
-        return [count.name for count in self._step_counts()]
-
     def has_slots(self) -> bool:
         """Return whether the optimizer keeps anything yet."""
         return any(self.optimizer.state.values())
@@ -204,7 +200,7 @@ class TrainingState(CommonState):
         """Return the names of arrays that only PyTorch reads, and which a state may have."""
         fields = [*self.model.fields, *self.ema.fields, *self._slots]
         own = [name for field in fields for name in field.private_names]
-        return own + [name for part in self._parts for name in part.count_names()]
+        return own + [count.name for part in self._parts for count in part._step_counts()]
 
     def broadcast_optimizers(self, workers: Workers, root: int) -> None:
         """Collective. Copy what the root's optimizers keep to every worker's."""
