@@ -133,14 +133,16 @@ class WholeModelStep:
     load_layers: Callable[[PortableState], None]  # lets layers load what they save themselves. Local
     comparing: Any  # finds out how a value of a sample depends on other samples
     states: tuple[Any, Any]  # the classes of the state: of a worker that keeps all of it, and of its part
-    computation: Any  # what a step computes of a batch
-    near: Any  # the workers among whom a step sums gradients
+    computes: Any  # the class of what a step computes of a batch
     shapes: Shapes  # of the whole model's trainable parameters by portable name
-    workers: Workers
     parts: Any  # what the step is made of, and its update, after ``attach``
     update: Any
     state: Any  # model and optimizers as portable state, after ``make_state``
     local: Any = None  # what averages the workers, where steps are local
+
+    def __init__(self, task: Any, config: Config, workers: Workers, *device: Any) -> None:
+        self.workers, self.computation = workers, self.computes(task, config, workers, *device)
+        self.near = self.computation.near  # the workers among whom a step sums gradients
 
     @property
     def is_timed(self) -> bool:

@@ -169,7 +169,7 @@ class StageStepBase(WholeModelStep):
     zeros: Any  # returns so many zeros on the device
 
     def __init__(self, task: Any, config: Config, workers: Workers, *arguments: Any) -> None:
-        super().__init__(task, config, workers, *arguments)  # type: ignore[call-arg]
+        super().__init__(task, config, workers, *arguments)
         self._task, self._config = task, config
         self.layout = WorkerPlace(workers, config.stages)
         self.messenger = Messenger()

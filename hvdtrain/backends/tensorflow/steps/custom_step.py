@@ -150,8 +150,7 @@ class CompiledByStep(Compiled):
     def _compiled(self, batch: TensorFlowBatch, arguments: Sequence[Any]) -> tuple[list[Guard], Any]:
         if len(self._known[batch.signature]) == MAX_TRACES:
             raise TaskError(
-                f"tf_step decides by optimizers.step in more than {MAX_TRACES} different ways, and is traced "
-                "anew for each of them",
+                f"tf_step decides by optimizers.step in more than {MAX_TRACES} ways, each a trace of its own",
                 f"Decide by fewer comparisons. {_REMEDY}",
                 everywhere=True,
             )
@@ -166,8 +165,7 @@ class CompiledByStep(Compiled):
         except tf.errors.OperatorNotAllowedInGraphError as error:
             raise TaskError(
                 f"tf_step decides in Python by a tensor: {first_line(error)}",
-                "A step is traced once for many batches, and workers have different ones. Decide by "
-                "optimizers.step, or choose between values with tf.where.",
+                "Decide by optimizers.step, which all workers have, or choose between values with tf.where.",
                 everywhere=True,
             ) from error
         check_graph(function.graph, self._variables)

@@ -192,8 +192,7 @@ def take_own_rates(optimizer: keras.optimizers.Optimizer, method: str = "tf_opti
         raise TaskError(
             f"the optimizer of {method}() keeps a moving average of the weights (use_ema=True), which "
             "evaluation, checkpoints and exports would not use",
-            f"Leave out use_ema, and set ema_decay: {inner.ema_momentum:g} in the config: they then use the "
-            "average, which does not overwrite the weights in training.",
+            f"Leave out use_ema, and set ema_decay: {inner.ema_momentum:g} in the config.",
         )
     # the shortest number that is the same in 32 bits: 0.001, not 0.0010000000474974513
     base = float(str(np.float32(inner._learning_rate.numpy())))
@@ -214,8 +213,7 @@ def make_optimizers(
             raise TaskError(
                 f"{method}(model) must give an optimizer and the list of the variables that it trains as "
                 f"{name!r}, found a {type(pair).__name__}",
-                f'Return {{"{name}": (keras.optimizers.Adam(1e-4), model.{name}.trainable_variables)}}, for '
-                "example.",
+                f'Return {{"{name}": (keras.optimizers.Adam(1e-4), model.{name}.trainable_variables)}}.',
             )
     optimizers = {name: pair[0] for name, pair in pairs.items()} or given
     by_name = check_named_optimizers(optimizers, keras.optimizers.Optimizer, method)

@@ -40,9 +40,7 @@ from hvdtrain.backends.tensorflow.steps.optimizers import choose_optimizer, make
 from hvdtrain.backends.tensorflow.steps.update import LossScale, ShardedUpdate, Update
 from hvdtrain.backends.tensorflow.sync_batch_norm import find_batch_norms
 from hvdtrain.backends.tensorflow.task_model import compiled, unused_methods
-from hvdtrain.config import Config
 from hvdtrain.data.order import mix
-from hvdtrain.workers.agreement import Workers
 from hvdtrain.workers.seeding import seed_host_step
 
 Tensor = Any
@@ -111,15 +109,11 @@ class PlainStep(WholeModelStep):
     updates = Update, ShardedUpdate, ShardedUpdate  # a graph has all gradients at once
     states = TrainingState, ShardedState
     comparing = staticmethod(find_comparing)
+    computes = Computation
     computation: Computation
     parts: Parts
     state: TrainingState
     _function: Callable[[tuple[int, ...]], Callable[..., tuple[Tensor, Any]]]
-
-    def __init__(self, task: Any, config: Config, workers: Workers) -> None:
-        self.workers = workers
-        self.computation = Computation(task, config, workers)
-        self.near = self.computation.near
 
     def trace(self) -> None:
         gradients = self.gradients_of_micro_batch

@@ -100,8 +100,7 @@ class StageStep(StageStepBase, PlainStep):
         computation.precision = precision_of(model, config.precision)
         if computation.precision == "fp16":
             raise ConfigError(
-                f"stages {config.stages} cannot be used with layers that compute in float16 (mixed_float16), "
-                "whose losses need one scale",
+                f"stages {config.stages} cannot be used with layers that compute in float16 (mixed_float16)",
                 "Use mixed_bfloat16, or leave out stages.",
                 everywhere=True,
             )
@@ -112,8 +111,7 @@ class StageStep(StageStepBase, PlainStep):
         computation.layer_state = LayerState(model)
         if computation.layer_state:
             raise ConfigError(
-                f"stages {config.stages} cannot be used with the layer {computation.layer_state.paths[0]}, "
-                "which loads its state itself",
+                f"stages: the layer {computation.layer_state.paths[0]} loads its state itself",
                 "Compute it in train_data(), or leave out stages.",
                 everywhere=True,
             )

@@ -182,8 +182,7 @@ class CustomStep(CustomStepRules, PlainStep):
         if self._is_running:
             parameter.grad = None
             raise TaskError(
-                "the task's own step called backward(), which adds to the gradients of this worker alone; "
-                "they are not summed over workers",
+                "the task's own step called backward(), whose gradients are those of this worker alone",
                 "Call minimize(losses) or gradients(losses) of an optimizer, with one loss per sample. For "
                 "gradients of inputs, use torch.autograd.grad(losses.sum(), inputs).",
             )

@@ -36,9 +36,7 @@ from hvdtrain.backends.torch.steps.optimizers import choose_optimizer, make_opti
 from hvdtrain.backends.torch.steps.update import LossScale, ShardedGradientsUpdate, ShardedUpdate, Update
 from hvdtrain.backends.torch.sync_batch_norm import find_batch_norms
 from hvdtrain.backends.torch.task_model import check_parts, foreign_leaf, unused_methods
-from hvdtrain.config import Config
 from hvdtrain.errors import TaskError
-from hvdtrain.workers.agreement import Workers
 
 
 class Parts(PartsBase):
@@ -115,14 +113,10 @@ class PlainStep(WholeModelStep):
     updates = Update, ShardedUpdate, ShardedGradientsUpdate
     states = TrainingState, ShardedState
     comparing = staticmethod(find_comparing)
+    computes = Computation
     computation: Computation
     parts: Parts
     state: TrainingState
-
-    def __init__(self, task: Any, config: Config, workers: Workers, device: torch.device) -> None:
-        self.workers = workers
-        self.computation = Computation(task, config, workers, device)
-        self.near = self.computation.near
 
     def broadcast(self, root: int) -> None:
         """Collective. Copy the root's tensors to every worker."""
