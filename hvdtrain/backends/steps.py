@@ -113,7 +113,7 @@ class PartsBase:
             synchronized_layers=computation.batch_norm.layers,
             slot_bytes=self.slot_bytes,
             float_bits=computation.wrap.float_bits,
-            leaves_out_padding=computation.is_own_loss,
+            leaves_out_padding=step.is_own or computation.is_own_loss,
         )
 
 
@@ -124,14 +124,16 @@ class WholeModelStep:
     ``forget`` and ``dry_run``; local ones have ``synchronize``.
     """
 
-    follows_trained = True  # whether callbacks may freeze and thaw parameters
+    # whether it is the task's own: given no padding, and no callbacks freeze and thaw parameters
+    is_own = False
+    # in which phases, training or not, this worker can compute values of some samples of a batch alone
+    compared: Sequence[bool] = (True, False)
     run: Any  # collective: does a step; returns its vector, the names of its numbers and unused parameters
     pending: Any  # the class of metrics on their way from the device
     collectives: Any  # the class of what moves objects through the framework's binding of Horovod
     # the classes of an update of every parameter, of a worker's part, and of that with its gradients alone
     updates: tuple[Any, Any, Any]
     load_layers: Callable[[PortableState], None]  # lets layers load what they save themselves. Local
-    comparing: Any  # finds out how a value of a sample depends on other samples
     states: tuple[Any, Any]  # the classes of the state: of a worker that keeps all of it, and of its part
     computes: Any  # the class of what a step computes of a batch
     shapes: Shapes  # of the whole model's trainable parameters by portable name
@@ -209,10 +211,6 @@ class WholeModelStep:
 
         run_on_rank_zero(self.workers, load)
 
-    def begin(self, batch: Any) -> None:
-        """Seed what a training step draws, and put the model into training. Local: no collective."""
-        self.computation.begin_step(batch.step)
-
     def train(self, batch: Any, learning_rate: float, signals: Sequence[float]) -> PendingVector:
         """Collective. Do a step."""
         vector, (names, weighted, unused) = self.run(batch, learning_rate, signals)
@@ -238,10 +236,6 @@ class WholeModelStep:
     def to_broadcast(self) -> Sequence[Any]:
         """Return the tensors of the step itself, as Horovod broadcasts them."""
         return ()
-
-    def find_comparing(self, batch: HostBatch, training: bool) -> str:
-        """Collective. Return a sentence on how a value of a sample depends on other samples, or ""."""
-        return self.comparing(self.computation, batch, training)
 
     def completed(self, found: DryRun, training: bool) -> DryRun:
         """Return what a dry run has found, with what the step knows of it."""

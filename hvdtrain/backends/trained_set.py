@@ -117,7 +117,7 @@ def _check_change(gathered: Sequence[tuple[str, Change]], config: Config, backen
         "--sync-every": config.sync_every is not None,
         f"--compression {config.compression.partition(':')[0]}": compression_of(config.compression).keeps,
         "an elastic job": backend.workers.is_elastic,
-        "a training step of the task's own": not backend.step.follows_trained,
+        "a training step of the task's own": backend.step.is_own,
     }
     if unable := next((name for name, is_used in features.items() if is_used), ""):
         raise refused(

@@ -97,7 +97,7 @@ def restore(run: TrainingRun, check_as_built: Callable[[], None] = lambda: None)
     else:
         with checkpoint_config.misfits_named(source):
             if (trained := source.manifest.trained) is not None:
-                if not backend.step.follows_trained:
+                if backend.step.is_own:
                     raise refused(
                         "callbacks froze or thawed parameters, which the task's own step does not follow",
                         "Decide within torch_step() or tf_step() which losses and optimizers are used.",

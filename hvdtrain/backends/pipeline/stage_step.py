@@ -156,7 +156,7 @@ class StageStepBase(WholeModelStep):
     that share weights. ``owners`` are the stages that have a tensor, by its path.
     """
 
-    is_timed = False
+    is_timed, compared = False, ()  # no worker can compute values of some samples alone
     framework: str
     batch_norms: int
     parts_of_stage: tuple[Any, Any]  # its classes of the state and the update of a stage
@@ -352,10 +352,6 @@ class StageStepBase(WholeModelStep):
         # what a stage before the last returns are no outputs of the model
         outputs, values, last_activation = (None, {}, "") if self.layout.replica else sent
         return replace(found, outputs=outputs, values=values, last_activation=last_activation)
-
-    def find_comparing(self, batch: object, training: bool) -> str:
-        """Return nothing: no worker can compute values of some samples alone."""
-        return ""
 
     def scatter(self, state: PortableState, part: StatePart) -> None:
         """Collective. Load this worker's part of rank 0's portable state, or of a part of that."""

@@ -23,7 +23,7 @@ from hvdtrain.backends.tensorflow.batches import TensorFlowBatch, TensorFlowPend
 from hvdtrain.backends.tensorflow.computation import Computation
 from hvdtrain.backends.tensorflow.functions import Compiled, accumulated_gradients, joined, native, of_counted
 from hvdtrain.backends.tensorflow.objective.gathering import COLLECTIVES
-from hvdtrain.backends.tensorflow.probes import count_frozen, find_comparing, values_of_first
+from hvdtrain.backends.tensorflow.probes import count_frozen, values_of_first
 from hvdtrain.backends.tensorflow.reduction.broadcast import broadcast_variables
 from hvdtrain.backends.tensorflow.reduction.sharded_parameters import ShardedParameters
 from hvdtrain.backends.tensorflow.replica_state import TrainedSet
@@ -108,7 +108,6 @@ class PlainStep(WholeModelStep):
     collectives, pending = COLLECTIVES, TensorFlowPending
     updates = Update, ShardedUpdate, ShardedUpdate  # a graph has all gradients at once
     states = TrainingState, ShardedState
-    comparing = staticmethod(find_comparing)
     computes = Computation
     computation: Computation
     parts: Parts

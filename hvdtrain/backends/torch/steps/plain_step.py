@@ -16,7 +16,7 @@ from hvdtrain.backends.steps import PartsBase, WholeModelStep
 from hvdtrain.backends.torch.batches import TorchBatch, TorchPending
 from hvdtrain.backends.torch.computation import Computation
 from hvdtrain.backends.torch.objective.gathering import COLLECTIVES
-from hvdtrain.backends.torch.probes import count_frozen, find_comparing, values_of_first
+from hvdtrain.backends.torch.probes import count_frozen, values_of_first
 from hvdtrain.backends.torch.reduction.broadcast import broadcast_model, broadcast_tensors
 from hvdtrain.backends.torch.reduction.flat import as_reals
 from hvdtrain.backends.torch.reduction.reducer import check_kinds
@@ -112,7 +112,6 @@ class PlainStep(WholeModelStep):
     collectives, pending = COLLECTIVES, TorchPending
     updates = Update, ShardedUpdate, ShardedGradientsUpdate
     states = TrainingState, ShardedState
-    comparing = staticmethod(find_comparing)
     computes = Computation
     computation: Computation
     parts: Parts
@@ -140,11 +139,13 @@ class PlainStep(WholeModelStep):
         return sums
 
     def add_gradients(
-        self, micro_batch: dict[str, torch.Tensor], weights: torch.Tensor, gradient_weights: torch.Tensor
+        self, micro_batch: Any, weights: torch.Tensor, gradient_weights: torch.Tensor, *, is_dry: bool = False
     ) -> torch.Tensor:
         """Add a micro-batch's part to the gradients, and return the rows of its values."""
         self.computation.batch_norm.weights = weights
         losses, own, rows = self.computation.per_sample(micro_batch, weights)
+        if is_dry and (leaf := foreign_leaf(losses, self.computation.model)) is not None:
+            check_foreign(self.parts.task, "torch", leaf, isinstance(leaf, torch.nn.Parameter))
         scaled = self.update.scale(gradient_weights)
         self.update.backward(losses, scaled if own is None else scaled * own)
         return rows
@@ -152,18 +153,13 @@ class PlainStep(WholeModelStep):
     def dry_run(self, batch: TorchBatch, training: bool) -> dict[str, NDArray[Any]]:
         """Return the loss and the metrics of a batch's first micro-batch, by name."""
 
-        def rows_of(micro_batch: Any, weights: torch.Tensor, gradient_weights: torch.Tensor) -> torch.Tensor:
-            update, model = self.update, self.computation.model
-            update.begin(reduces=False)
+        def rows_of(*micro_batch: Any) -> torch.Tensor:
+            self.update.begin(reduces=False)
             try:
-                losses, own, rows = self.computation.per_sample(micro_batch, weights)
-                if (leaf := foreign_leaf(losses, model)) is not None:
-                    check_foreign(self.parts.task, "torch", leaf, isinstance(leaf, torch.nn.Parameter))
-                update.backward(losses, gradient_weights if own is None else gradient_weights * own)
+                return self.add_gradients(*micro_batch, is_dry=True)
             finally:
-                update.zero_grad()
-                update.begin()
-            return rows
+                self.update.zero_grad()
+                self.update.begin()
 
         return values_of_first(self.computation, batch, training, rows_of)
 
