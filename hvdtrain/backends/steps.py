@@ -141,6 +141,7 @@ class WholeModelStep:
     update: Any
     state: Any  # model and optimizers as portable state, after ``make_state``
     local: Any = None  # what averages the workers, where steps are local
+    momenta: Any = ()  # the tensors of its outer optimizer
 
     def __init__(self, task: Any, config: Config, workers: Workers, *device: Any) -> None:
         self.workers, self.computation = workers, self.computes(task, config, workers, *device)
@@ -232,10 +233,6 @@ class WholeModelStep:
     def computed(self) -> dict[str, float]:
         """Collective. Return the metrics of a whole evaluation that are no sums over its samples."""
         return self.computation.evaluation.computed(self.workers)
-
-    def to_broadcast(self) -> Sequence[Any]:
-        """Return the tensors of the step itself, as Horovod broadcasts them."""
-        return ()
 
     def completed(self, found: DryRun, training: bool) -> DryRun:
         """Return what a dry run has found, with what the step knows of it."""

@@ -129,7 +129,7 @@ class PlainStep(WholeModelStep):
         """Collective. Copy the root's variables to every worker."""
         parts = self.parts
         variables = [field.variable for field in parts.tensors.fields]
-        averages = [*parts.ema.to_broadcast(), *self.to_broadcast()]
+        averages = [*parts.ema.to_broadcast(), *self.momenta]
         broadcast_variables([*parts.slots, *variables, *averages, *parts.scale_variables], root)
         parts.ema.follow_broadcast()
         parts.reducer.broadcast(root)

@@ -124,7 +124,7 @@ class PlainStep(WholeModelStep):
         broadcast_model(self.computation.model, parts.tensors, self.workers, root)
         broadcast_tensors(parts.ema.to_broadcast(), root, label="ema")
         parts.ema.follow_broadcast()
-        broadcast_tensors(self.to_broadcast(), root, label="local")
+        broadcast_tensors(self.momenta, root, label="local")
         parts.reducer.broadcast(root)
         if scale is not None:
             scale.follow(hvd.broadcast_(scale.to_broadcast(), root, "hvdtrain.loss_scale"))
