@@ -84,24 +84,17 @@ def test_a_keras_optimizer_has_one_rate():
 
 
 OWN = OwnRates("Lion", 1e-3, is_default=False)
-DEFAULT = OwnRates("AdamW", 1e-3, is_default=True)
 
 
-@pytest.mark.parametrize(
-    ("given", "own", "expected"),
-    [
+def test_the_config_goes_before_an_optimizers_default_and_its_own_rate_stands_where_none_is_set():
+    for given, own, expected in (
         (None, None, LEARNING_RATES["sgd"]),
         (None, OWN, 1e-3),
         (0.001000000047, OWN, 0.001000000047),
-        (0.02, DEFAULT, 0.02),
+        (0.02, OwnRates("AdamW", 1e-3, is_default=True), 0.02),
         (0.02, OwnRates("Adafactor", None, is_default=True), 0.02),
-    ],
-)
-def test_the_config_goes_before_an_optimizers_default_and_its_own_rate_stands_where_none_is_set(
-    given, own, expected
-):
-    config = Config(framework="torch", learning_rate=given)
-    assert learning_rate_of(config, own) == expected
+    ):
+        assert learning_rate_of(Config(framework="torch", learning_rate=given), own) == expected
 
 
 def test_two_different_rates_are_refused_naming_both():
