@@ -254,11 +254,11 @@ class StepOptimizer(StepOptimizerBase):
 
     def begin(self, samples: StepPart | None) -> None:
         super().begin(samples)
-        self._graph = _graph()
+        self._graph = tf.compat.v1.get_default_graph()
 
     def _of_call(self) -> StepPart:
         samples = self._of_step()
-        if _graph() is not self._graph:
+        if tf.compat.v1.get_default_graph() is not self._graph:
             raise TaskError(
                 f"the optimizer {self._name!r} was used inside of tf.cond, tf.while_loop or a tf.function: "
                 "if workers took different branches, they would wait for each other",
@@ -369,7 +369,3 @@ class CustomStep(CustomStepRules, PlainStep):
                 "Add tf.add_n(model.losses) to the losses that are minimized.",
             )
         return result
-
-
-def _graph() -> Any:
-    return tf.compat.v1.get_default_graph()

@@ -28,17 +28,34 @@ Variable = Any
 # for each variable, in the order in which the optimizer is built: what the learning rate is multiplied by,
 # the weight decay, and whether lars or lamb scales its updates to its norm
 Groups = Sequence[tuple[float, float, bool]]
+Options = tuple[float, bool]  # the last two of these
 
 
-def options_of(optimizer: Any, variable: Variable, rate: Tensor) -> tuple[Tensor, float, bool]:
-    """Return the learning rate of one variable and its other options, by the optimizer's ``groups``."""
-    if not optimizer.groups:
-        return rate, 0.0, False
-    factor, decay, adapts = optimizer.groups[optimizer._get_variable_index(variable)]
-    return (rate if factor == 1 else rate * factor), decay, adapts
+class Grouped(keras.optimizers.Optimizer):
+    """What the optimizers here have in common: options of each variable, slots by their portable names."""
+
+    move: Any  # updates a variable by its gradient, learning rate, slots and options
+
+    def __init__(self, learning_rate: float, slot_names: Sequence[str], groups: Groups, name: str) -> None:
+        super().__init__(learning_rate=learning_rate, name=name)
+        self.slot_names, self.groups = slot_names, groups
+
+    def build(self, variables: list[Variable]) -> None:
+        """Make the slots."""
+        if not self.built:
+            super().build(variables)
+            self.slots = {name: self.add_optimizer_variables(variables, name) for name in self.slot_names}
+
+    def update_step(self, gradient: Tensor, variable: Variable, learning_rate: Tensor) -> None:
+        """Update one variable."""
+        w, place = native(variable), self._get_variable_index(variable)
+        factor, decay, adapts = self.groups[place] if self.groups else (1.0, 0.0, False)
+        rate = learning_rate if factor == 1 else learning_rate * factor
+        slots = [native(of_all[place]) for of_all in self.slots.values()]
+        self.move(w, tf.cast(tf.convert_to_tensor(gradient), w.dtype), rate, slots, (decay, adapts))
 
 
-class SGD(keras.optimizers.Optimizer):
+class SGD(Grouped):
     """SGD by PyTorch's formula; Keras's folds the learning rate, which may change, into the momentum.
 
     It is LARS, see ``torch/``, for parameters whose options say that it adapts to their norms.
@@ -47,24 +64,12 @@ class SGD(keras.optimizers.Optimizer):
     def __init__(
         self, learning_rate: float = 0.01, momentum: float = 0.0, groups: Groups = (), name: str = "sgd"
     ) -> None:
-        super().__init__(learning_rate=learning_rate, name=name)
-        self.momentum, self.groups = momentum, groups
+        super().__init__(learning_rate, ["momentum"] if momentum else [], groups, name)
+        self.momentum = momentum
 
-    def build(self, variables: list[Variable]) -> None:
-        """Make the slots."""
-        if self.built:
-            return
-        super().build(variables)
-        self.slots = (
-            {"momentum": self.add_optimizer_variables(variables, "momentum")} if self.momentum else {}
-        )
-
-    def update_step(self, gradient: Tensor, variable: Variable, learning_rate: Tensor) -> None:
+    def move(self, w: Variable, g: Tensor, rate: Tensor, slots: list[Any], options: Options) -> None:
         """Update one variable."""
-        rate, decay, adapts = options_of(self, variable, learning_rate)
-        w = native(variable)
-        g = tf.cast(tf.convert_to_tensor(gradient), w.dtype)
-        rate, factor = tf.cast(rate, w.dtype), None
+        (decay, adapts), rate, factor = options, tf.cast(rate, w.dtype), None
         if adapts:
             w_norm, g_norm = tf.norm(w), tf.norm(g)
             factor = LARS_TRUST * w_norm / (g_norm + decay * w_norm + LARS_EPSILON)
@@ -73,29 +78,21 @@ class SGD(keras.optimizers.Optimizer):
             g += decay * w
         if factor is not None:
             g *= factor
-        if not self.momentum:
+        if not slots:
             tf.raw_ops.ResourceApplyGradientDescent(var=w.handle, alpha=rate, delta=g)
             return
-        v = self.slots["momentum"][self._get_variable_index(variable)].value
+        momentum = tf.constant(self.momentum, w.dtype)
         tf.raw_ops.ResourceApplyMomentum(
-            var=w.handle, accum=v.handle, lr=rate, grad=g, momentum=tf.constant(self.momentum, w.dtype)
+            var=w.handle, accum=slots[0].handle, lr=rate, grad=g, momentum=momentum
         )
 
 
-class TwoMoments(keras.optimizers.Optimizer):
+class TwoMoments(Grouped):
     """What adamw and lamb have in common: the moments of the gradient, and what takes their bias off."""
 
     def __init__(self, beta1: float, beta2: float, epsilon: float, groups: Groups, name: str) -> None:
-        super().__init__(learning_rate=1e-3, name=name)
-        self.beta1, self.beta2, self.epsilon, self.groups = beta1, beta2, epsilon, groups
-
-    def build(self, variables: list[Variable]) -> None:
-        """Make the slots."""
-        if self.built:
-            return
-        super().build(variables)
-        first, second = self.add_optimizer_variables(variables, ["first_moment", "second_moment"])
-        self.slots = {"first_moment": first, "second_moment": second}
+        super().__init__(1e-3, ["first_moment", "second_moment"], groups, name)
+        self.beta1, self.beta2, self.epsilon = beta1, beta2, epsilon
 
     def corrections(self) -> tuple[Tensor, Tensor]:
         """Return 1 - beta1**t and sqrt(1 - beta2**t) for the step t that is being done."""
@@ -108,13 +105,9 @@ class TwoMoments(keras.optimizers.Optimizer):
 class AdamW(TwoMoments):
     """AdamW by PyTorch's formula; Keras's adds epsilon before it corrects the bias."""
 
-    def update_step(self, gradient: Tensor, variable: Variable, learning_rate: Tensor) -> None:
+    def move(self, w: Variable, g: Tensor, rate: Tensor, slots: list[Any], options: Options) -> None:
         """Update one variable."""
-        w = native(variable)
-        index = self._get_variable_index(variable)
-        learning_rate, decay, _ = options_of(self, variable, learning_rate)
-        rate = tf.cast(learning_rate, tf.float64)
-        correction1, root2 = self.corrections()
+        (decay, _), rate, (correction1, root2) = options, tf.cast(rate, tf.float64), self.corrections()
         if decay:
             w.assign_sub(w * tf.cast(rate * decay, w.dtype))
         # the operation corrects no bias when both powers are 0, and adds epsilon to the uncorrected
@@ -122,29 +115,24 @@ class AdamW(TwoMoments):
         zero = tf.zeros((), w.dtype)
         tf.raw_ops.ResourceApplyAdam(
             var=w.handle,
-            m=self.slots["first_moment"][index].value.handle,
-            v=self.slots["second_moment"][index].value.handle,
+            m=slots[0].handle,
+            v=slots[1].handle,
             beta1_power=zero,
             beta2_power=zero,
             lr=tf.cast(rate * root2 / correction1, w.dtype),
             beta1=tf.constant(self.beta1, w.dtype),
             beta2=tf.constant(self.beta2, w.dtype),
             epsilon=tf.cast(self.epsilon * root2, w.dtype),
-            grad=tf.cast(tf.convert_to_tensor(gradient), w.dtype),
+            grad=g,
         )
 
 
 class LAMB(TwoMoments):
     """Adam with decoupled decay whose update is scaled to each parameter's norm; see ``torch/``."""
 
-    def update_step(self, gradient: Tensor, variable: Variable, learning_rate: Tensor) -> None:
+    def move(self, w: Variable, g: Tensor, rate: Tensor, slots: list[Any], options: Options) -> None:
         """Update one variable."""
-        w = native(variable)
-        index = self._get_variable_index(variable)
-        rate, decay, adapts = options_of(self, variable, learning_rate)
-        g = tf.cast(tf.convert_to_tensor(gradient), w.dtype)
-        m, v = (native(self.slots[name][index]) for name in ("first_moment", "second_moment"))
-        correction1, root2 = self.corrections()
+        (decay, adapts), (m, v), (correction1, root2) = options, slots, self.corrections()
         first = m.assign_add((g - m) * (1 - self.beta1), read_value=True)
         second = v.assign(v * self.beta2 + g * g * (1 - self.beta2), read_value=True)
         scale = tf.sqrt(second) / tf.cast(root2, w.dtype) + self.epsilon
