@@ -123,7 +123,7 @@ class Seam(_Built):
         self, batch: Any, learning_rate: float, signals: Sequence[float] = NO_SIGNALS
     ) -> PendingVector:
         """Collective. Do one update with the mean gradient, or leave all as it was; local in local steps."""
-        self.step.begin(batch)
+        self.parts.computation.begin_step(batch.step)
         try:
             if self.workers.is_elastic:
                 self._moving.keep()
@@ -221,7 +221,10 @@ class Probes(_Built):
 
     def find_comparing(self, batch: HostBatch, training: bool) -> str:
         """Collective. Return a sentence on how a value of a sample depends on other samples, or ""."""
-        return self.step.find_comparing(batch, training)
+        if training not in self.step.compared:
+            return ""
+        found: str = self._probes.find_comparing(self.step.computation, batch, training)
+        return found
 
     @abstractmethod
     def device_memory(self) -> DeviceMemory | None:
@@ -253,7 +256,7 @@ class TrainedParameters(_Built):
 
     def trained_state(self) -> dict[str, list[str]] | None:
         """Return what a checkpoint keeps of what is trained; None while all is as it was built. Local."""
-        return self.parts.trained_set.state(**self.parts.known()) if self.step.follows_trained else None
+        return self.parts.trained_set.state(**self.parts.known()) if not self.step.is_own else None
 
 
 class LocalSteps(_Built):

@@ -10,10 +10,9 @@ from typing import Any, NamedTuple, NoReturn
 from hvdtrain.backends.objective.losses import counting_of
 from hvdtrain.backends.objective.model_call import nested_batch
 from hvdtrain.backends.objective.objective import checked_result
-from hvdtrain.backends.records import DryRun, ModelInfo
+from hvdtrain.backends.records import DryRun
 from hvdtrain.backends.reduction import choose_reducer
 from hvdtrain.config import Config
-from hvdtrain.data.feed import HostBatch
 from hvdtrain.errors import TaskError
 from hvdtrain.host.frameworks import FRAMEWORKS
 
@@ -101,7 +100,14 @@ class StepOptimizerBase:
     def apply(self, gradients: Sequence[Any]) -> None:
         """Clip the gradients, set the learning rate and take a step."""
         samples = self._of_call()
-        check_gradients(self._name, gradients, self.variables)
+        found = [tuple(one.shape) if hasattr(one, "shape") else None for one in gradients]
+        wanted = [tuple(variable.shape) for variable in self.variables]
+        if found != wanted:
+            raise TaskError(
+                f"apply() of the optimizer {self._name!r} was given {len(found)} gradients for {len(wanted)} "
+                f"variables, of the shapes {found} for {wanted}",
+                "Give the list that gradients() of the same optimizer returned, or one computed from it.",
+            )
         self.is_applied = True
         if samples.learning_rate is None:
             return
@@ -170,7 +176,8 @@ class StepOptimizerBase:
 class CustomStepRules:
     """What both frameworks share of a task's own step; it stands before ``PlainStep``."""
 
-    is_timed, follows_trained = False, False
+    is_timed, is_own = False, True
+    compared: Sequence[bool] = (False,)
     kinds: tuple[Any, Any]  # the classes of calls and of an optimizer that a step is given
     parts: Any
     workers: Any
@@ -201,17 +208,6 @@ class CustomStepRules:
             for optimizer in self._optimizers.values():
                 optimizer.begin(None)
 
-    def describe(self, info: ModelInfo) -> ModelInfo:
-        """Return what is known of the job, with what is known of its step. Local: no collective."""
-        notes = info.notes
-        if self.workers.is_elastic:
-            notes = (
-                *notes,
-                "parameters and the optimizers' state are copied at each step: the task's own step changes "
-                "them before its last reduction, and is undone if a worker is lost in between",
-            )
-        return replace(info, notes=notes, leaves_out_padding=True)
-
     def completed(self, found: DryRun, training: bool) -> DryRun:
         """Return what a dry run has found, with what the step knows of it. Local: no collective."""
         self.parts.trained_set.look()
@@ -223,10 +219,6 @@ class CustomStepRules:
             said = f"the task's own step took no step with the {which} at its first call"
             note = "; ".join(filter(None, [said, note]))
         return replace(found, note=note)
-
-    def find_comparing(self, batch: HostBatch, training: bool) -> str:
-        """Collective. Return a sentence on how a value of a sample depends on others; none of a step's."""
-        return "" if training else super().find_comparing(batch, training)  # type: ignore[misc]
 
 
 def own_step_of(task: Any, config: Config) -> Step | None:
@@ -251,15 +243,3 @@ def own_step_of(task: Any, config: Config) -> Step | None:
         return checked_result(own(model, nested_batch(batch), optimizers), row.step_method)
 
     return step
-
-
-def check_gradients(name: str, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
-    """Check that there is a gradient of the right shape for each variable."""
-    found = [tuple(one.shape) if hasattr(one, "shape") else None for one in gradients]
-    wanted = [tuple(variable.shape) for variable in variables]
-    if found != wanted:
-        raise TaskError(
-            f"apply() of the optimizer {name!r} was given {len(found)} gradients for {len(wanted)} "
-            f"variables, of the shapes {found} for {wanted}",
-            "Give the list that gradients() of the same optimizer returned, or one computed from it.",
-        )

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from contextlib import ExitStack
 from enum import Enum
+from functools import partialmethod
 from typing import Any
 
 from hvdtrain.backends.base import Backend
@@ -86,19 +87,14 @@ class LoopHooks(LoopHook):
     def __exit__(self, *exception: Any) -> None:
         self._entered.__exit__(*exception)
 
-
-def _calling_each(method: str) -> Callable[..., dict[str, float]]:
-    """Return a method of ``LoopHooks`` that calls this one of each hook, and joins what they return."""
-
-    def call(self: LoopHooks, *arguments: Any) -> dict[str, float]:
+    def _call_each(self, method: str, *arguments: Any) -> dict[str, float]:
+        """Call this method of each hook, and join what they return."""
         found = [getattr(hook, method)(*arguments) for hook in self.hooks]
         return {name: number for numbers in found for name, number in (numbers or {}).items()}
 
-    return call
-
 
 for _method in [name for name in vars(LoopHook) if not name.startswith("_")]:
-    setattr(LoopHooks, _method, _calling_each(_method))
+    setattr(LoopHooks, _method, partialmethod(LoopHooks._call_each, _method))
 
 
 class Activities(LoopHook):

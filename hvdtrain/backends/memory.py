@@ -76,7 +76,7 @@ def memory_plan(
     }
     is_alone = workers == 1 or is_elastic or config.stages > 1
     may_divide = not (is_alone or own_slots is not None or config.sync_every is not None)
-    remedies = [*_remedies(config, micro_batch), *(_divisions(config, workers) if may_divide else ())]
+    remedies = list(_remedies(config, micro_batch, workers if may_divide else 1))
     return MemoryPlan(parts, sorted(sizes.items(), key=lambda item: -item[1])[:_LARGEST], remedies)
 
 
@@ -85,8 +85,8 @@ def mebibytes(size: int) -> str:
     return f"{size / MEBIBYTE:,.1f} MiB" if size < 100 * MEBIBYTE else f"{size / MEBIBYTE:,.0f} MiB"
 
 
-def _remedies(config: Config, micro_batch: int) -> Iterator[str]:
-    """Yield what would take less memory, as far as the config does not do it."""
+def _remedies(config: Config, micro_batch: int, workers: int) -> Iterator[str]:
+    """Yield what would take less memory, as far as the config does not do it; workers may divide it."""
     if micro_batch > 1:
         smaller = "" if config.global_batch_size else f"--batch-size {-(-micro_batch // 2)} "
         yield (
@@ -99,10 +99,8 @@ def _remedies(config: Config, micro_batch: int) -> Iterator[str]:
         yield "--precision bf16: most activations take half of it"
     if config.ema_decay is not None:
         yield "no --ema-decay: the weights once less"
-
-
-def _divisions(config: Config, workers: int) -> Iterator[str]:
-    """Yield how workers can divide what each of them keeps."""
+    if workers == 1:
+        return
     may_shard = config.optimizer not in ("lars", "lamb")
     if config.shard == "none" and may_shard:
         yield "--shard optimizer: each worker keeps its part of the optimizer's state"

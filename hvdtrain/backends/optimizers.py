@@ -85,7 +85,7 @@ class ParameterGroups:
 
     def __init__(self, config: Config, shapes: Shapes, own_optimizer: str = "") -> None:
         groups = config.parameter_groups
-        chosen = {name: next((one for one in groups if _matches(one, name)), None) for name in shapes}
+        chosen = {n: next((one for one in groups if fnmatchcase(n, one.match)), None) for n in shapes}
         self.options: dict[str, ParameterOptions] = {}
         self.frozen: set[str] = set()
         undecayed = 0
@@ -100,10 +100,8 @@ class ParameterGroups:
                 decay, spared = group.weight_decay, False
             undecayed += spared
             self.options[name] = ParameterOptions(group.learning_rate_factor if group else 1.0, decay)
-        self.lines = [_line(group, _count(group, chosen, shapes)) for group in config.parameter_groups]
-        if config.optimizer in ("lars", "lamb") and any(
-            group.weight_decay for group in config.parameter_groups
-        ):
+        self.lines = [_line(group, _count(group, chosen, shapes)) for group in groups]
+        if config.optimizer in ("lars", "lamb") and any(group.weight_decay for group in groups):
             self.lines.append(f"norms and biases: {config.optimizer} never decays them")
         if undecayed and config.weight_decay and not own_optimizer:
             self.lines.append(f"norms and biases ({undecayed}): weight decay 0")
@@ -118,16 +116,12 @@ def in_one_tensor(names: list[str]) -> ConfigError:
     )
 
 
-def _matches(group: ParameterGroup, name: str) -> bool:
-    return fnmatchcase(name, group.match)
-
-
 def _count(group: ParameterGroup, chosen: dict[str, ParameterGroup | None], shapes: Shapes) -> int:
     """Return how many parameters a group has."""
     count = sum(other is group for other in chosen.values())
     if count:
         return count
-    matched = [name for name in shapes if _matches(group, name)]
+    matched = [name for name in shapes if fnmatchcase(name, group.match)]
     if matched:
         problem = f"matches only parameters that an earlier pattern has: {some(matched, _SHOWN)}"
         remedy = "The first pattern that matches counts; put the special one before the general one."
@@ -220,8 +214,3 @@ def combined_rates(rates: Mapping[str, OwnRates]) -> tuple[OwnRates, dict[str, f
     is_default = all(own.is_default for own in rates.values()) and len(set(bases)) < 2
     names = ", ".join(f"{name}: {own.optimizer}" for name, own in rates.items())
     return OwnRates(names, base, is_default, factors), relative
-
-
-def state_prefixes(names: Sequence[str]) -> dict[str, str]:
-    """Return what stands before the slots of each optimizer in a portable state, after ``optimizer/``."""
-    return {MAIN: ""} if list(names) == [MAIN] else {name: f"{name}/" for name in names}

@@ -32,9 +32,12 @@ class LossScaleBase:
     value: Any
     is_exhausted: Any  # whether the last step's gradients overflowed at the lowest scale
 
-    def __init__(self, workers: Sized, growth_interval: int) -> None:
-        self._workers = workers
-        self._growth_interval = growth_interval
+    def __init__(
+        self, workers: Sized, initial: float = INITIAL_SCALE, growth_interval: int = GROWTH_INTERVAL
+    ) -> None:
+        self._workers, self._growth_interval = workers, growth_interval
+        self.value, self.is_exhausted = initial, False
+        self._steps_since_change: Any = 0
 
     @property
     def factor(self) -> Any:

@@ -30,11 +30,6 @@ class StepClockBase:
 
 
 _TIMELINE, _DYNAMIC = "HOROVOD_TIMELINE", "DYNAMIC"
-_ELSEWHERE = "Horovod writes the timeline of the whole job there"
-_NOT_READY = (
-    "Horovod was started without a timeline, by an earlier training of this process or by its script: of the "
-    "trainings of a process, the first one must have the profile"
-)
 
 OPERATION, KERNEL, RUNTIME = "operation", "kernel", "runtime"
 
@@ -99,13 +94,16 @@ class HorovodTimeline:
     def start(self) -> None:
         """Begin to record."""
         if (given := os.environ.get(_TIMELINE, "")) != _DYNAMIC:
-            raise RuntimeError(f"{_TIMELINE} is {given!r}: {_ELSEWHERE}")
+            raise RuntimeError(f"{_TIMELINE} is {given!r}: Horovod puts the timeline of the whole job there")
         folder = tempfile.TemporaryDirectory(prefix="hvdtrain-timeline-", ignore_cleanup_errors=True)
         try:
             self._hvd.start_timeline(str(Path(folder.name) / "timeline.json"))
         except ValueError as error:
             folder.cleanup()
-            raise RuntimeError(_NOT_READY) from error
+            raise RuntimeError(
+                "Horovod was started without a timeline, by an earlier training of this process or by its "
+                "script: of the trainings of a process, the first one must have the profile"
+            ) from error
         self._folder = folder
 
     def stop(self) -> list[dict[str, Any]]:

@@ -131,17 +131,6 @@ class StepMetrics:
         weight = self.weights.get(name, self.weight)
         return self.sums[name] / weight if weight else math.nan
 
-    def with_computed(self, values: Mapping[str, float], order: Sequence[str]) -> "StepMetrics":
-        """Return the metrics with values of the whole evaluation among them."""
-        if not values:
-            return self
-        sums = {**self.sums, **values}
-        first = [name for name in ("loss", *order) if name in sums]
-        weights = {**self.weights, **dict.fromkeys(values, 1.0)}  # their mean is the value itself
-        return replace(
-            self, sums={name: sums[name] for name in dict.fromkeys((*first, *sums))}, weights=weights
-        )
-
     def without_skipped_samples(self) -> "StepMetrics":
         """Return the metrics with skipped samples taken out of the weight: an evaluation leaves them out."""
         skipped = self.statistics.skipped_samples
@@ -166,7 +155,12 @@ class PendingVector(ABC):
     def read(self) -> StepMetrics:
         """Wait for the device if need be and return the metrics."""
         metrics = StepMetrics.from_vector(self._names, self._numbers(), *self._others, **self._options)
-        return metrics.with_computed(self._computed, self._order)
+        if not self._computed:
+            return metrics
+        sums = {**metrics.sums, **self._computed}
+        names = dict.fromkeys(name for name in ("loss", *self._order, *sums) if name in sums)
+        weights = {**metrics.weights, **dict.fromkeys(self._computed, 1.0)}  # their mean is the value itself
+        return replace(metrics, sums={name: sums[name] for name in names}, weights=weights)
 
     @abstractmethod
     def _numbers(self) -> list[float]:

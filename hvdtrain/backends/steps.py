@@ -76,7 +76,7 @@ class PartsBase:
         """Return the parts for the parameters that are trainable now; what others keep of them stays."""
         new = copy(self)
         if kept is None:
-            self.trained_set.optimize(self.optimized)
+            self.trained_set.accept(self.optimized)
         else:
             self.trained_set.follow(kept)
         shapes = {field.name: field.shape for field in self.tensors.trainable_fields()}
@@ -113,7 +113,7 @@ class PartsBase:
             synchronized_layers=computation.batch_norm.layers,
             slot_bytes=self.slot_bytes,
             float_bits=computation.wrap.float_bits,
-            leaves_out_padding=computation.is_own_loss,
+            leaves_out_padding=step.is_own or computation.is_own_loss,
         )
 
 
@@ -121,27 +121,36 @@ class WholeModelStep:
     """What the steps of both frameworks share in which each worker has the whole model.
 
     ``build`` calls the methods up to ``changed_early``, in their order. A step also has ``broadcast``,
-    ``forget`` and ``dry_run``; local ones have ``synchronize``; ``is_timed`` says whether the
-    clock can distinguish the time of this worker from that of the others.
+    ``forget`` and ``dry_run``; local ones have ``synchronize``.
     """
 
-    follows_trained = True  # whether callbacks may freeze and thaw parameters
+    # whether it is the task's own: given no padding, and no callbacks freeze and thaw parameters
+    is_own = False
+    # in which phases, training or not, this worker can compute values of some samples of a batch alone
+    compared: Sequence[bool] = (True, False)
     run: Any  # collective: does a step; returns its vector, the names of its numbers and unused parameters
     pending: Any  # the class of metrics on their way from the device
     collectives: Any  # the class of what moves objects through the framework's binding of Horovod
     # the classes of an update of every parameter, of a worker's part, and of that with its gradients alone
     updates: tuple[Any, Any, Any]
     load_layers: Callable[[PortableState], None]  # lets layers load what they save themselves. Local
-    comparing: Any  # finds out how a value of a sample depends on other samples
     states: tuple[Any, Any]  # the classes of the state: of a worker that keeps all of it, and of its part
-    computation: Any  # what a step computes of a batch
-    near: Any  # the workers among whom a step sums gradients
+    computes: Any  # the class of what a step computes of a batch
     shapes: Shapes  # of the whole model's trainable parameters by portable name
-    workers: Workers
     parts: Any  # what the step is made of, and its update, after ``attach``
     update: Any
     state: Any  # model and optimizers as portable state, after ``make_state``
     local: Any = None  # what averages the workers, where steps are local
+    momenta: Any = ()  # the tensors of its outer optimizer
+
+    def __init__(self, task: Any, config: Config, workers: Workers, *device: Any) -> None:
+        self.workers, self.computation = workers, self.computes(task, config, workers, *device)
+        self.near = self.computation.near  # the workers among whom a step sums gradients
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether the clock can distinguish the time of this worker from that of the others."""
+        return not self.computation.batch_norm.layers
 
     def make_model(self, batch: HostBatch | None) -> Any:
         """Make the task's model; return this worker's tensors. Collective if it is split."""
@@ -203,10 +212,6 @@ class WholeModelStep:
 
         run_on_rank_zero(self.workers, load)
 
-    def begin(self, batch: Any) -> None:
-        """Seed what a training step draws, and put the model into training. Local: no collective."""
-        self.computation.begin_step(batch.step)
-
     def train(self, batch: Any, learning_rate: float, signals: Sequence[float]) -> PendingVector:
         """Collective. Do a step."""
         vector, (names, weighted, unused) = self.run(batch, learning_rate, signals)
@@ -221,15 +226,13 @@ class WholeModelStep:
 
     def evaluated(self, partial: PartialSums, signals: Sequence[float]) -> PendingVector:
         """Collective. Sum an evaluation over workers, and compute the metrics of the whole of it."""
-        return self.computation.evaluated(partial, signals)
+        vector = self.computation.summed(partial.values, signals)
+        options = {"computed": self.computed(), "order": self.computation.evaluation.order}
+        return self.pending(partial.names, vector, partial.weight, weighted=partial.weighted, **options)
 
-    def to_broadcast(self) -> Sequence[Any]:
-        """Return the tensors of the step itself, as Horovod broadcasts them."""
-        return ()
-
-    def find_comparing(self, batch: HostBatch, training: bool) -> str:
-        """Collective. Return a sentence on how a value of a sample depends on other samples, or ""."""
-        return self.comparing(self.computation, batch, training)
+    def computed(self) -> dict[str, float]:
+        """Collective. Return the metrics of a whole evaluation that are no sums over its samples."""
+        return self.computation.evaluation.computed(self.workers)
 
     def completed(self, found: DryRun, training: bool) -> DryRun:
         """Return what a dry run has found, with what the step knows of it."""

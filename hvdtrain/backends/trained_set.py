@@ -42,14 +42,10 @@ class TrainedSetBase(ABC):
         """Take the flags as they are: a step of the task's own may set them."""
         self._seen = self._look()
 
-    def accept(self) -> None:
-        """Take the parameters that are trainable now as those that are trained."""
+    def accept(self, others: Collection[int] = ()) -> None:
+        """Take what is trainable now as trained, and others, by identity: those that an optimizer knows."""
         self.look()
-        self.optimize(())
-
-    def optimize(self, others: Collection[int]) -> None:
-        """Take some parameters, by identity, as trained ones as well: those that an optimizer knows."""
-        self._tensors.train(self.ids_of(self._look()[0]) | set(others))
+        self._tensors.train(self.ids_of(self._seen[0]) | set(others))
 
     def state(self, **chosen: Collection[int]) -> dict[str, list[str]] | None:
         """Return what a checkpoint keeps; None while all is as the model was built."""
@@ -61,7 +57,7 @@ class TrainedSetBase(ABC):
     def follow(self, state: dict[str, list[str]]) -> None:
         """Take what a checkpoint keeps."""
         self._set(state)
-        self.optimize(self.ids_of(state["optimized"]))
+        self.accept(self.ids_of(state["optimized"]))
 
     def ids_of(self, names: Collection[str]) -> set[int]:
         """Return the identities of the parameters of these names; a state with others does not fit."""
@@ -121,7 +117,7 @@ def _check_change(gathered: Sequence[tuple[str, Change]], config: Config, backen
         "--sync-every": config.sync_every is not None,
         f"--compression {config.compression.partition(':')[0]}": compression_of(config.compression).keeps,
         "an elastic job": backend.workers.is_elastic,
-        "a training step of the task's own": not backend.step.follows_trained,
+        "a training step of the task's own": backend.step.is_own,
     }
     if unable := next((name for name, is_used in features.items() if is_used), ""):
         raise refused(
@@ -134,14 +130,6 @@ def _described(change: Change) -> str:
     pairs = zip(("thaws", "freezes"), change, strict=False)
     parts = [f"{verb} {some(names, _SHOWN)}" for verb, names in pairs if names]
     return " and ".join(parts) or "changes nothing"
-
-
-def not_in_own_step() -> TaskError:
-    """Return the error for a checkpoint with other trained parameters, in a task with a step of its own."""
-    return refused(
-        "callbacks have frozen or thawed parameters, which a training step of the task's own does not follow",
-        "Decide within torch_step() or tf_step() which losses and optimizers are used.",
-    )
 
 
 def refused(problem: str, remedy: str) -> TaskError:

@@ -12,7 +12,7 @@ from hvdtrain.backends.portable.partial import Choice
 from hvdtrain.backends.records import PortableState
 from hvdtrain.backends.reduction import fitting_state
 from hvdtrain.backends.reduction.local_steps import has_outer, without_outer
-from hvdtrain.backends.trained_set import not_in_own_step
+from hvdtrain.backends.trained_set import refused
 from hvdtrain.checkpoints import storage
 from hvdtrain.checkpoints.manifest import Manifest
 from hvdtrain.checkpoints.remote import stored_checkpoints
@@ -97,8 +97,11 @@ def restore(run: TrainingRun, check_as_built: Callable[[], None] = lambda: None)
     else:
         with checkpoint_config.misfits_named(source):
             if (trained := source.manifest.trained) is not None:
-                if not backend.step.follows_trained:
-                    raise not_in_own_step()
+                if backend.step.is_own:
+                    raise refused(
+                        "callbacks froze or thawed parameters, which the task's own step does not follow",
+                        "Decide within torch_step() or tf_step() which losses and optimizers are used.",
+                    )
                 count = counted(backend.follow_trained(trained), "parameter")
                 notes.append(
                     f"callbacks have frozen or thawed parameters before the checkpoint: {count} trained"

@@ -18,21 +18,9 @@ from hvdtrain.loop import run
 from hvdtrain.training_plan import TrainingPlan
 
 
-def local(tmp_path, backend=None, **fields):
-    """Train 5 steps of 4 samples, the last one of 2 at the end of the second epoch; synchronise every 2."""
-    return trained(tmp_path, backend or FakeLocalBackend(one_worker()), **{"sync_every": 2, **fields})
-
-
-def test_workers_synchronise_after_every_n_steps_and_at_the_end(tmp_path):
-    backend, _, _ = local(tmp_path)
-    assert [call for call in backend.calls if call.startswith(("train", "synchronize"))] == [
-        *("train 1", "train 2", "synchronize 2", "train 3", "train 4", "synchronize 4"),
-        *("train 5", "synchronize 5"),
-    ]
-
-
 def test_a_local_step_is_read_when_the_next_is_launched_and_a_synchronisation_at_once(tmp_path):
-    backend, report, _ = local(tmp_path, sync_every=3)
+    """Workers synchronise after every n steps and at the end, here of 5 steps of 4 samples, the last of 2."""
+    backend, report, _ = trained(tmp_path, FakeLocalBackend(one_worker()), sync_every=3)
     assert [call for call in backend.calls if call.startswith(("train", "read", "synchronize"))] == [
         *("train 1", "train 2", "read own 1", "train 3", "read own 2", "read own 3"),
         *("synchronize 3", "read train 3"),

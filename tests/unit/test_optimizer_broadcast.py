@@ -13,8 +13,10 @@ from hvdtrain.workers.wire import decode, encode
 class Wire:
     """Two workers, one after the other: what the root sends is kept for the other."""
 
-    def __init__(self) -> None:
+    def __init__(self, monkeypatch):
         self.rank, self.kept, self.tensors = 1, b"", {}
+        named = {"broadcast_async_": self.broadcast_async_, "rank": lambda: self.rank}
+        monkeypatch.setattr(state_broadcast, "hvd", SimpleNamespace(synchronize=lambda name: name, **named))
 
     def broadcast_object(self, value, root=0):
         if self.rank == root:
@@ -25,20 +27,9 @@ class Wire:
     def broadcast_async_(self, tensor, root, name):
         if self.rank == root:
             self.tensors[name] = tensor.clone()
-        else:
-            assert tensor.dtype == self.tensors[name].dtype
-            tensor.copy_(self.tensors[name])
+        assert tensor.dtype == self.tensors[name].dtype
+        tensor.copy_(self.tensors[name])
         return name
-
-
-@pytest.fixture
-def wire(monkeypatch):
-    wire = Wire()
-    hvd = SimpleNamespace(
-        broadcast_async_=wire.broadcast_async_, synchronize=lambda handle: handle, rank=lambda: wire.rank
-    )
-    monkeypatch.setattr(state_broadcast, "hvd", hvd)
-    return wire
 
 
 def stepped(kind, steps, **options):
@@ -55,7 +46,8 @@ def stepped(kind, steps, **options):
 
 @pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.ASGD])
 @pytest.mark.parametrize("steps", [0, 1], ids=["without slots", "with slots"])
-def test_everything_is_the_roots_but_functions_stay(wire, kind, steps):
+def test_everything_is_the_roots_but_functions_stay(monkeypatch, kind, steps):
+    wire = Wire(monkeypatch)
     root, other = stepped(kind, 3, weight_decay=0.25), stepped(kind, steps)
     functions = [lambda: 0, lambda: 1]
     root.param_groups[0].update(scale=torch.tensor(2.0), k=7, own=functions[0])

@@ -4,12 +4,17 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from support.fakes import one_worker
+from support.torch_steps import backend_of
 
 from hvdtrain import Weighted
 from hvdtrain.backends import custom_step
 from hvdtrain.backends import optimizers as named_optimizers
+from hvdtrain.backends.portable.names import Renaming
 from hvdtrain.backends.records import OwnRates
+from hvdtrain.backends.torch.state.model_state import ModelState
+from hvdtrain.backends.torch.steps.optimizers import make_optimizers
 from hvdtrain.config import Config
 from hvdtrain.data.feed import HostBatch
 from hvdtrain.errors import TaskError
@@ -27,12 +32,9 @@ def task(**methods):
 
 def test_a_task_without_a_step_has_none_and_one_with_a_step_gets_its_batches_nested():
     assert custom_step.own_step_of(SimpleNamespace(loss="mse"), config()) is None
-    kept = []
-    step = custom_step.own_step_of(
-        SimpleNamespace(torch_step=lambda model, batch, optimizers: (kept.append(batch), {})), config()
-    )
-    step(None, {"inputs/a": 1, "inputs/b": 2}, None)
-    assert kept == [{"inputs": {"a": 1, "b": 2}}]
+    own = SimpleNamespace(torch_step=lambda model, batch, optimizers: (batch, {}))
+    given, _ = custom_step.own_step_of(own, config())(None, {"inputs/a": 1, "inputs/b": 2}, None)
+    assert given == {"inputs": {"a": 1, "b": 2}}
 
 
 @pytest.mark.parametrize(
@@ -75,16 +77,10 @@ def test_the_largest_rate_of_all_is_the_base_and_a_config_replaces_defaults_that
         assert named_optimizers.combined_rates(rates)[0].is_default == is_default
 
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("horovod")
-
-
 class Side:
     """A model of two networks with an optimizer each, in one worker."""
 
     def __init__(self, step, **values):
-        from support.torch_steps import backend_of
-
         torch.manual_seed(0)
         task = SimpleNamespace(
             torch_model=lambda: torch.nn.ModuleDict({name: torch.nn.Linear(2, 1) for name in "gd"}),
@@ -117,10 +113,11 @@ def good(model, batch, optimizers):
 
 
 def test_an_optimizer_moves_its_own_parameters_alone_and_a_dry_run_none():
-    rates = []
+    rates, kept = [], []
 
     def step(model, batch, optimizers):
-        rates.append(optimizers["g"].learning_rate)
+        kept.append(optimizers["g"])
+        rates.append(kept[-1].learning_rate)
         return good(model, batch, optimizers)
 
     side = Side(step)
@@ -133,6 +130,8 @@ def test_an_optimizer_moves_its_own_parameters_alone_and_a_dry_run_none():
     assert [name for name in before if not torch.equal(before[name], after[name])] == ["g.weight", "g.bias"]
     assert found.unused_names == ()
     assert all(p.grad is None for p in side.model.parameters())
+    with pytest.raises(TaskError, match="'g' was used outside of the task's own step"):
+        kept[0].minimize(torch.zeros(4))
 
 
 def test_clipping_leaves_the_gradients_of_the_task_as_they_are():
@@ -185,18 +184,7 @@ def test_what_would_train_on_one_worker_alone_is_refused(step, problem):
     assert all(torch.equal(value, before[name]) for name, value in side.values().items())
 
 
-def test_an_optimizer_is_of_use_within_the_step_alone():
-    kept = []
-    Side(lambda m, b, o: (kept.append(o["g"]) or losses_of(m, b, "g"), {})).run()
-    with pytest.raises(TaskError, match="'g' was used outside of the task's own step"):
-        kept[0].minimize(torch.zeros(4))
-
-
 def test_parts_of_one_saved_array_belong_to_one_optimizer():
-    from hvdtrain.backends.portable.names import Renaming
-    from hvdtrain.backends.torch.state.model_state import ModelState
-    from hvdtrain.backends.torch.steps.optimizers import make_optimizers
-
     lstm = torch.nn.LSTM(2, 3)
     owners = {"one": [lstm.bias_ih_l0], "rest": [lstm.weight_ih_l0, lstm.weight_hh_l0, lstm.bias_hh_l0]}
     task = SimpleNamespace(

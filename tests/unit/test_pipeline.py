@@ -9,12 +9,7 @@ import tensorflow as tf
 import torch
 
 from hvdtrain.backends.pipeline.checks import blocks_of
-from hvdtrain.backends.pipeline.pipeline import (
-    bubble,
-    cut,
-    first_blocks,
-    one_forward_one_backward,
-)
+from hvdtrain.backends.pipeline.pipeline import bubble, cut, first_blocks, one_forward_one_backward
 from hvdtrain.backends.tensorflow.functions import phase_of_layers
 from hvdtrain.backends.tensorflow.steps.stage_passes import StageModel, layers_of
 from hvdtrain.backends.torch.steps.stage_passes import from_message, to_message

@@ -39,7 +39,7 @@ def train(side, steps=3):
         side.optimizer.zero_grad()
         (side.module(torch.from_numpy(X)) ** 2).mean().backward()
         side.optimizer.step()
-    return {name: p.detach().clone() for name, p in side.module.named_parameters()}
+    return {name: p.detach().numpy().copy() for name, p in side.module.named_parameters()}
 
 
 class Numbers(torch.optim.Optimizer):
@@ -55,10 +55,7 @@ class Numbers(torch.optim.Optimizer):
                 state = self.state[p]
                 if not state:
                     state.update(step=0, rate=1.0, even=True, calls=0, nothing=None)
-                assert type(state["step"]) is int
-                assert type(state["calls"]) is int
-                assert type(state["rate"]) is float
-                assert type(state["even"]) is bool
+                assert [type(value) for value in state.values()] == [int, float, bool, int, type(None)]
                 p.sub_(p.grad, alpha=group["lr"] * state["rate"] * (2 if state["even"] else 1))
                 state["step"] += 1
                 state["calls"] += 2
@@ -73,18 +70,6 @@ OWN = {
     "adafactor": lambda p: torch.optim.Adafactor(p, lr=0.01),
     "numbers": Numbers,
 }
-
-
-@pytest.mark.parametrize("name", OWN)
-def test_a_fresh_build_goes_on_bit_by_bit(name):
-    side, fresh = torch_side(OWN[name]), torch_side(OWN[name])
-    train(side)
-    state = side.read()
-    fresh.write(state)
-    assert_same(fresh.read(), state)
-    expected, found = train(side), train(fresh)
-    for key, value in expected.items():
-        assert torch.equal(found[key], value), key
 
 
 def test_slots_are_laid_out_as_their_parameters():
@@ -132,7 +117,6 @@ def test_an_optimizer_that_keeps_lists_is_refused_by_name():
     side = torch_side(lambda p: torch.optim.LBFGS(p, max_iter=2))
 
     def closure():
-        side.optimizer.zero_grad()
         loss = (side.module(torch.from_numpy(X)) ** 2).mean()
         loss.backward()
         return loss
@@ -167,20 +151,19 @@ def keras_train(side, steps=2):
 
 
 KERAS = {
-    "adam": lambda: keras.optimizers.Adam(0.01, amsgrad=True, use_ema=True),
-    "scaled": lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(0.01)),
-    "adafactor": lambda: keras.optimizers.Adafactor(0.01),
+    "keras adam": lambda: keras.optimizers.Adam(0.01, amsgrad=True, use_ema=True),
+    "keras scaled": lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(0.01)),
+    "keras adafactor": lambda: keras.optimizers.Adafactor(0.01),
 }
 
 
-@pytest.mark.parametrize("name", KERAS)
-def test_a_keras_optimizer_goes_on_bit_by_bit(name):
-    side, fresh = keras_side(KERAS[name]), keras_side(KERAS[name])
-    keras_train(side)
+@pytest.mark.parametrize("name", [*OWN, *KERAS])
+def test_a_fresh_build_goes_on_bit_by_bit(name):
+    make, taken = (torch_side, train) if name in OWN else (keras_side, keras_train)
+    side, fresh = (make((OWN | KERAS)[name]) for _ in range(2))
+    taken(side)
     state = side.read()
-    assert name != "adam" or state["optimizer/momentums/mha/query/kernel"].shape == (8, 2, 4)
+    assert name != "keras adam" or state["optimizer/momentums/mha/query/kernel"].shape == (8, 2, 4)
     fresh.write(state)
     assert_same(fresh.read(), state)
-    expected, found = keras_train(side), keras_train(fresh)
-    for key, value in expected.items():
-        np.testing.assert_array_equal(found[key], value, err_msg=key)
+    assert_same(taken(fresh), taken(side))

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Container, Mapping
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from hvdtrain.backends.objective.evaluation_metrics import (
     NAMES,
@@ -13,7 +13,6 @@ from hvdtrain.backends.objective.evaluation_metrics import (
 from hvdtrain.backends.objective.logits import OF_CLASSES, class_axis_option, named_loss, of_tensor
 from hvdtrain.backends.objective.losses import Counting, Weighted, counting_of
 from hvdtrain.backends.objective.model_call import ModelCall, Serving, nested_batch
-from hvdtrain.backends.step_metrics import PartialSums, PendingVector
 from hvdtrain.config import Config
 from hvdtrain.data.augment import SHARE, partner_of
 from hvdtrain.early_stopping import check_metric_names
@@ -50,7 +49,6 @@ def mixed(loss: Callable[..., Any], cast: Cast) -> Callable[..., Any]:
 
 # (model, batch) -> (loss per sample, {metric name: value per sample}); each may be Weighted
 Objective = Callable[[Any, Mapping[str, Any]], tuple[Any, dict[str, Any]]]
-P = TypeVar("P", bound=PendingVector)
 
 # the metric of what the model itself adds to the loss
 REGULARIZATION_LOSS = "regularization_loss"
@@ -212,14 +210,3 @@ class ComputationBase:
 
     def _watch(self, outputs: Any, batch: Mapping[str, Any]) -> None:
         self.evaluation.watch(outputs, batch)
-
-    def _pending(self, kind: type[P], partial: PartialSums, vector: Any) -> P:
-        """Collective. Return an evaluation with the metrics of the whole of it."""
-        return kind(
-            partial.names,
-            vector,
-            partial.weight,
-            weighted=partial.weighted,
-            computed=self.evaluation.computed(self._workers),
-            order=self.evaluation.order,
-        )

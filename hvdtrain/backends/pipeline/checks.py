@@ -54,9 +54,8 @@ def wrong_blocks(framework: str, problem: str) -> TaskError:
     """Return the error of blocks that a task gives and that do not make up its model."""
     return TaskError(
         f"{FRAMEWORKS[framework].blocks_method}(): {problem}",
-        "The blocks, called one after the other, must compute what the model does, and each parameter "
-        "must be in one of them. hvdtrain.Block(function, *parts) names the modules or layers that a "
-        "function uses.",
+        "The blocks, called one after the other, must compute what the model does, and have all parameters. "
+        "hvdtrain.Block(function, *parts) names the modules or layers that a function uses.",
         everywhere=True,
     )
 
@@ -79,8 +78,7 @@ def check_one_owner(path: str, stages: Sequence[int]) -> None:
     """Check that what changes without a gradient, such as the statistics of batch norm, is in one stage."""
     if len(stages) > 1:
         raise TaskError(
-            f"{path} is in blocks of the stages {', '.join(str(stage + 1) for stage in stages)}, each of "
-            "which would move it on its own",
+            f"{path} is in the stages {', '.join(str(stage + 1) for stage in stages)}: each would move it",
             "Use the layer in one block only, or in blocks of one stage (stage_cuts).",
             everywhere=True,
         )

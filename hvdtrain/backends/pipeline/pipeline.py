@@ -64,8 +64,8 @@ def first_blocks(sizes: Sequence[int], stages: int, cuts: Sequence[int] | None) 
     if len(firsts) != stages or any(first >= end for first, end in pairwise([*firsts, len(sizes)])):
         raise ConfigError(
             f"stage_cuts {list(cuts)} does not divide {len(sizes)} blocks into {stages} stages",
-            f"Give {stages - 1} increasing numbers from 1 to {len(sizes) - 1}: the index, from 0, of the "
-            "block that starts each later stage.",
+            f"Give {stages - 1} increasing numbers from 1 to {len(sizes) - 1}: the first block of each later "
+            "stage, from 0.",
             everywhere=True,
         )
     return firsts

@@ -156,23 +156,20 @@ class StageStepBase(WholeModelStep):
     that share weights. ``owners`` are the stages that have a tensor, by its path.
     """
 
-    is_timed = False
+    is_timed, compared = False, ()  # no worker can compute values of some samples alone
     framework: str
-    near: Any
     batch_norms: int
-    pending: Any  # the framework's class of metrics on their way from the device
     parts_of_stage: tuple[Any, Any]  # its classes of the state and the update of a stage
     finish_with: Any  # returns what a function does, and the sum of a vector over all workers
     passes: Any
-    update: Any
     state: StateOfStage
     module: Any  # what the framework does with blocks
     on_host: Any  # returns the numbers of a tensor
     first_of: Any  # returns the first micro-batch of a batch, on the host
-    summed: Any  # collective: returns the vector of an evaluation, of a worker's sums, if any, and signals
+    zeros: Any  # returns so many zeros on the device
 
     def __init__(self, task: Any, config: Config, workers: Workers, *arguments: Any) -> None:
-        super().__init__(task, config, workers, *arguments)  # type: ignore[call-arg]
+        super().__init__(task, config, workers, *arguments)
         self._task, self._config = task, config
         self.layout = WorkerPlace(workers, config.stages)
         self.messenger = Messenger()
@@ -272,25 +269,30 @@ class StageStepBase(WholeModelStep):
         for place in range(len(batch.samples.weights)):
             passes.evaluate_next()
             if computation.evaluation and self.layout.is_last_stage:
-                computation.evaluation.add(
-                    passes.taken(), batch.samples.rows(place, len(passes.counted(place)[1]))
-                )
+                rows = batch.samples.rows(place, len(passes.last_values[1]))
+                computation.evaluation.add(passes.taken(), rows)
         before = 0.0 if partial is None else partial.weight
         sums = passes.sums if partial is None or passes.sums is None else partial.values + passes.sums
         return PartialSums(computation.names, computation.weighted, sums, before + batch.total_weight)
 
     def evaluated(self, partial: PartialSums, signals: Sequence[float]) -> PendingVector:
         """Collective. Sum an evaluation over workers, and compute the metrics of the whole of it."""
-        names, weighted = self.agreed_form(False)
+        names, weighted = form = self.agreed_form(False)
         self.messenger.flush()
-        vector = self.summed(partial.values, len(names) + len(weighted), signals)
-        evaluation, computed = self.computation.evaluation, {}
-        if evaluation:  # the last stages have its parts
-            found = evaluation.computed(self.near) if self.layout.is_last_stage else {}
-            computed = self.workers.broadcast_object(found, self.layout.stages - 1)
-        found = {"computed": computed, "order": evaluation.order}
-        pending: PendingVector = self.pending(names, vector, partial.weight, weighted=weighted, **found)
-        return pending
+        values = self.own_sums(partial.values, form)
+        return super().evaluated(PartialSums(names, weighted, values, partial.weight), signals)
+
+    def computed(self) -> dict[str, float]:
+        """Collective. Return the metrics of a whole evaluation, of which the last stages have the parts."""
+        evaluation = self.computation.evaluation
+        if not evaluation:
+            return {}
+        found = evaluation.computed(self.near) if self.layout.is_last_stage else {}
+        return self.workers.broadcast_object(found, self.layout.stages - 1)
+
+    def own_sums(self, sums: Any, form: Form) -> Any:
+        """Return this worker's sums of these names, which are zeros in stages before the last."""
+        return self.zeros(sum(map(len, form))) if sums is None else sums
 
     def agreed_form(self, training: bool) -> Form:
         """Collective, in training once. Return the names of the sums, which the last stage knows."""
@@ -308,9 +310,8 @@ class StageStepBase(WholeModelStep):
         else:
             passes.evaluate_next()
             if self.layout.is_last_stage:
-                computation.evaluation.try_out(
-                    passes.taken(), batch.samples.rows(0, len(passes.counted(0)[1]))
-                )
+                rows = batch.samples.rows(0, len(passes.last_values[1]))
+                computation.evaluation.try_out(passes.taken(), rows)
             self.messenger.flush()
         if passes.last_values is None:
             return {}
@@ -338,28 +339,20 @@ class StageStepBase(WholeModelStep):
             return found
         if training:
             found = replace(found, note="; ".join(filter(None, [found.note, *self.notes])))
-        last = self.layout.stages - 1
-        sent = self.workers.broadcast_object(_sent_of(found) if self.workers.rank == last else None, last)
+        last, outputs = self.layout.stages - 1, found.outputs
+        if self.workers.rank == last:
+            try:
+                wire.encode(outputs)
+            except ExchangeError:  # they cannot travel
+                outputs = None
+        sent = outputs, dict(found.values), found.last_activation
+        sent = self.workers.broadcast_object(sent if self.workers.rank == last else None, last)
         if self.layout.is_last_stage:
             return found
         # what a stage before the last returns are no outputs of the model
         outputs, values, last_activation = (None, {}, "") if self.layout.replica else sent
         return replace(found, outputs=outputs, values=values, last_activation=last_activation)
 
-    def find_comparing(self, batch: object, training: bool) -> str:
-        """Return nothing: no worker can compute values of some samples alone."""
-        return ""
-
     def scatter(self, state: PortableState, part: StatePart) -> None:
         """Collective. Load this worker's part of rank 0's portable state, or of a part of that."""
         self.state.scatter(state, part)
-
-
-def _sent_of(found: DryRun) -> tuple[Any, dict[str, Any], str]:
-    """Return what other workers are sent of a dry run; without outputs that cannot travel."""
-    outputs = found.outputs
-    try:
-        wire.encode(outputs)
-    except ExchangeError:
-        outputs = None
-    return outputs, dict(found.values), found.last_activation

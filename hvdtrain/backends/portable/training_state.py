@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hvdtrain.backends.base import PendingState
-from hvdtrain.backends.optimizers import MAIN, state_prefixes
+from hvdtrain.backends.optimizers import MAIN
 from hvdtrain.backends.portable.initial_values import has_ema, with_initial_values
 from hvdtrain.backends.portable.names import check_state, check_unique
 from hvdtrain.backends.records import PortableState, Shapes, StateArrays
@@ -106,7 +106,7 @@ class CommonState:
         self.model, self.ema = model, ema or average(model, None)
         self._local = local  # the local steps; None if there are none
         by_name = optimizers if isinstance(optimizers, Mapping) else {MAIN: optimizers}
-        prefixes = state_prefixes(list(by_name))
+        prefixes = {MAIN: ""} if list(by_name) == [MAIN] else {name: f"{name}/" for name in by_name}
         self._parts = [of_optimizer(model, one, prefixes[name]) for name, one in by_name.items()]
         check_unique((field.name, field.own) for field in self._slots)
 

@@ -95,13 +95,6 @@ class LocalStepBase:
         for momentum in self.momenta:
             self._zero(momentum)
 
-    def average(self, share: object) -> None:
-        """Do nothing: ``synchronize`` takes the weights into their moving average."""
-
-    def to_broadcast(self) -> Sequence[Any]:
-        """Return the outer optimizer's momentum, as Horovod broadcasts it."""
-        return self.momenta
-
     def describe(self, info: ModelInfo) -> ModelInfo:
         """Return what is known of the job, with what travels between workers."""
         config = self.parts.config

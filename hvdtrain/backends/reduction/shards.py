@@ -237,6 +237,14 @@ class CommonShardedAverage:
         self._averages = list(map(self._copy, self._weights))
         self._of_segment = dict(zip(map(id, segments), self._averages, strict=True))
 
+    def to_broadcast(self) -> list[Any]:
+        """Return nothing: every worker has averages of its own."""
+        return []
+
+    def follow_broadcast(self) -> None:
+        """Start from the weights that were broadcast."""
+        self.restart()  # type: ignore[attr-defined]
+
     def of(self, segment: OwnSegment) -> Any:
         """Return the average of a segment."""
         return self._of_segment[id(segment)]

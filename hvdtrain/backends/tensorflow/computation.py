@@ -16,13 +16,7 @@ from hvdtrain.backends.objective.losses import Values, Weighted, check_values
 from hvdtrain.backends.objective.objective import REGULARIZATION_LOSS, ComputationBase, Objective, check_free
 from hvdtrain.backends.portable.names import Renaming
 from hvdtrain.backends.step_metrics import NO_SIGNALS, PartialSums, findings
-from hvdtrain.backends.tensorflow.batches import (
-    BatchMaker,
-    Sized,
-    TensorFlowBatch,
-    TensorFlowPending,
-    TracedWorkers,
-)
+from hvdtrain.backends.tensorflow.batches import BatchMaker, Sized, TensorFlowBatch, TracedWorkers
 from hvdtrain.backends.tensorflow.export import TENSORS
 from hvdtrain.backends.tensorflow.functions import (
     Compiled,
@@ -118,18 +112,6 @@ class Computation(ComputationBase):
         for i, state in enumerate(self.seed_states):
             state.assign(seeds[i])
 
-    def arguments(
-        self, batch: TensorFlowBatch, learning_rate: float, share: Tensor, signals: Sequence[float]
-    ) -> tuple[Any, ...]:
-        """Return what a traced step is called with; numpy and Python draw from here on what belongs to it."""
-        # a Python number would compile the step anew, and TensorFlow keeps a scalar made of one for ever
-        rate = tf.constant(np.asarray(learning_rate, np.float32))
-        seed_host_step(mix(self.config.seed, batch.step, self._workers.rank) >> 1)
-        return (
-            *(batch.arrays, batch.weights, batch.gradient_weights, batch.total, rate),
-            *(share, self.seeds(batch.step), self.numbers(signals)),
-        )
-
     def numbers(self, signals: Sequence[float]) -> Tensor:
         """Return what this worker sends to all with the sums of a step, as a tensor."""
         return self._no_signals if signals is NO_SIGNALS else tf.constant(signals, tf.float32)
@@ -220,13 +202,13 @@ class Computation(ComputationBase):
         weight = partial.weight + batch.total_weight
         return PartialSums(names, weighted, partial.values + sums, weight)
 
-    def evaluated(self, partial: PartialSums, signals: Sequence[float]) -> TensorFlowPending:
-        """Collective. Sum an evaluation over workers, and compute the metrics of the whole of it."""
-        vector = joined(partial.values, findings(), self.numbers(signals))
+    def summed(self, values: Tensor, signals: Sequence[float]) -> Tensor:
+        """Collective. Return the vector of an evaluation, summed over workers, of this worker's sums."""
+        vector = joined(values, findings(), self.numbers(signals))
         if self._workers.size > 1:
             with peer_errors():
                 vector = hvd.allreduce(vector, op=hvd.Sum, name="hvdtrain.eval_metrics")
-        return self._pending(TensorFlowPending, partial, vector)
+        return vector
 
     def predict(self, batch: TensorFlowBatch) -> dict[str, NDArray[Any]]:
         """Return the model's outputs for one batch, by name. Local: no collective."""

@@ -258,16 +258,6 @@ def _dense(gradient: Tensor, shape: Any) -> Tensor:
     return found if found.shape.is_fully_defined() else tf.ensure_shape(found, shape)
 
 
-def normalized(gradients: list[Tensor], counted: Tensor, total_weight: Tensor) -> list[Tensor]:
-    """Divide gradients by the share of the samples' weight that counted; by 1 if nothing did."""
-    factor = tf.where(counted > 0, total_weight / counted, tf.ones((), counted.dtype))
-    return tf.cond(
-        tf.equal(factor, 1.0),
-        lambda: gradients,
-        lambda: [gradient * tf.cast(factor, gradient.dtype) for gradient in gradients],
-    )
-
-
 def clip_by_norm(gradients: Sequence[Tensor], clip_norm: float) -> tuple[list[Tensor], Tensor]:
     """Scale gradients to a joint norm of at most that, as torch.nn.utils; return also what it was."""
     norm = tf.sqrt(tf.add_n([tf.reduce_sum(tf.square(g)) for g in gradients]))

@@ -13,7 +13,7 @@ from hvdtrain.backends.objective.losses import Values, Weighted, check_values
 from hvdtrain.backends.objective.objective import ComputationBase
 from hvdtrain.backends.portable.names import Renaming
 from hvdtrain.backends.step_metrics import NO_SIGNALS, NUMBERS_AFTER_SUMS, PartialSums, findings
-from hvdtrain.backends.torch.batches import BatchMaker, TorchBatch, TorchPending
+from hvdtrain.backends.torch.batches import BatchMaker, TorchBatch
 from hvdtrain.backends.torch.export import TENSORS
 from hvdtrain.backends.torch.objective.gathering import Gathering
 from hvdtrain.backends.torch.objective.losses import FUNCTIONS, weigh
@@ -157,13 +157,13 @@ class Computation(ComputationBase):
         assert partial is not None  # a batch has at least one micro-batch
         return partial
 
-    def evaluated(self, partial: PartialSums, signals: Sequence[float]) -> TorchPending:
-        """Collective. Sum an evaluation over workers, and compute the metrics of the whole of it."""
-        vector = torch.cat((partial.values, self.numbers([], signals)))
+    def summed(self, values: torch.Tensor, signals: Sequence[float]) -> torch.Tensor:
+        """Collective. Return the vector of an evaluation, summed over workers, of this worker's sums."""
+        vector = torch.cat((values, self.numbers([], signals)))
         if self._workers.size > 1:
             with peer_errors():
                 hvd.allreduce_(vector, op=hvd.Sum, name="hvdtrain.eval_metrics")
-        return self._pending(TorchPending, partial, vector)
+        return vector
 
     def predict(self, batch: TorchBatch) -> dict[str, NDArray[Any]]:
         """Return the model's outputs for one batch, by name. Local: no collective."""

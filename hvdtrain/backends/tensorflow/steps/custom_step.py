@@ -6,13 +6,14 @@ from functools import cache, partial, partialmethod
 from typing import Any
 
 import horovod.tensorflow as hvd
+import keras
 import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
 from hvdtrain.backends.custom_step import CallsBase, CustomStepRules, StepOptimizerBase, StepPart
-from hvdtrain.backends.step_metrics import PendingVector, findings
-from hvdtrain.backends.tensorflow.batches import TensorFlowBatch, TensorFlowPending, TracedWorkers
+from hvdtrain.backends.step_metrics import findings
+from hvdtrain.backends.tensorflow.batches import TensorFlowBatch, TracedWorkers
 from hvdtrain.backends.tensorflow.functions import (
     Compiled,
     Guard,
@@ -26,7 +27,7 @@ from hvdtrain.backends.tensorflow.functions import (
 )
 from hvdtrain.backends.tensorflow.probes import values_of_first
 from hvdtrain.backends.tensorflow.steps.plain_step import Parts, PlainStep
-from hvdtrain.backends.tensorflow.steps.update import check_scaled, own_scale, scaled, unscaled
+from hvdtrain.backends.tensorflow.steps.update import own_scale, scaled, unscaled
 from hvdtrain.backends.workers import first_line
 from hvdtrain.errors import TaskError
 
@@ -146,15 +147,10 @@ class CompiledByStep(Compiled):
         super().__init__(step, trace)
         self._variables = variables
 
-    def __call__(self, batch: TensorFlowBatch, *arguments: Any) -> tuple[Tensor, Any]:
-        """Run the step as it was compiled for these decisions; return its result and its trace's."""
-        return super().__call__(batch, tf.constant(np.asarray(batch.step, np.int64)), *arguments)
-
     def _compiled(self, batch: TensorFlowBatch, arguments: Sequence[Any]) -> tuple[list[Guard], Any]:
         if len(self._known[batch.signature]) == MAX_TRACES:
             raise TaskError(
-                f"tf_step decides by optimizers.step in more than {MAX_TRACES} different ways, and is traced "
-                "anew for each of them",
+                f"tf_step decides by optimizers.step in more than {MAX_TRACES} ways, each a trace of its own",
                 f"Decide by fewer comparisons. {_REMEDY}",
                 everywhere=True,
             )
@@ -169,8 +165,7 @@ class CompiledByStep(Compiled):
         except tf.errors.OperatorNotAllowedInGraphError as error:
             raise TaskError(
                 f"tf_step decides in Python by a tensor: {first_line(error)}",
-                "A step is traced once for many batches, and workers have different ones. Decide by "
-                "optimizers.step, or choose between values with tf.where.",
+                "Decide by optimizers.step, which all workers have, or choose between values with tf.where.",
                 everywhere=True,
             ) from error
         check_graph(function.graph, self._variables)
@@ -259,11 +254,11 @@ class StepOptimizer(StepOptimizerBase):
 
     def begin(self, samples: StepPart | None) -> None:
         super().begin(samples)
-        self._graph = _graph()
+        self._graph = tf.compat.v1.get_default_graph()
 
     def _of_call(self) -> StepPart:
         samples = self._of_step()
-        if _graph() is not self._graph:
+        if tf.compat.v1.get_default_graph() is not self._graph:
             raise TaskError(
                 f"the optimizer {self._name!r} was used inside of tf.cond, tf.while_loop or a tf.function: "
                 "if workers took different branches, they would wait for each other",
@@ -290,7 +285,15 @@ class CustomStep(CustomStepRules, PlainStep):
     kinds = Calls, StepOptimizer
 
     def attach(self, parts: Parts) -> None:
-        check_scaled(self.computation.precision, list(parts.optimizers.values()))
+        kind, used = keras.optimizers.LossScaleOptimizer, parts.optimizers.values()
+        plain = next((type(one).__name__ for one in used if not isinstance(one, kind)), "")
+        if self.computation.precision == "fp16" and plain:
+            raise TaskError(
+                "layers of the model compute in float16 (mixed_float16), and nothing scales the losses of "
+                "tf_step",
+                f"Give keras.optimizers.LossScaleOptimizer({plain}(...)) as the task's optimizer, or use "
+                "mixed_bfloat16.",
+            )
         super().attach(parts)
 
     def trace(self) -> None:
@@ -304,15 +307,15 @@ class CustomStep(CustomStepRules, PlainStep):
         parts = self.parts
         return [*self.computation.model.variables, *parts.slots, *parts.ema.to_broadcast()]
 
-    def train(self, batch: TensorFlowBatch, learning_rate: float, signals: Sequence[float]) -> PendingVector:
+    def run(self, batch: TensorFlowBatch, learning_rate: float, signals: Sequence[float]) -> Any:
         function = self._function(batch.counts)
-        arguments = self.arguments(batch, learning_rate, signals)
+        number = tf.constant(np.asarray(batch.step, np.int64))
         try:
-            vector, (names, weighted, unused) = function(batch, *arguments)
+            found = function(batch, number, *self.arguments(batch, learning_rate, signals))
         except tf.errors.InvalidArgumentError as error:
             raise self._calls.error_of(error) or error from None
         self.parts.trained_set.look()
-        return TensorFlowPending(names, vector, batch.total_weight, unused, weighted)
+        return found
 
     def dry_run(self, batch: TensorFlowBatch, training: bool, draws: list[str]) -> dict[str, NDArray[Any]]:
         """Collective. Return the loss and the metrics of a batch's first micro-batch, by name."""
@@ -326,8 +329,7 @@ class CustomStep(CustomStepRules, PlainStep):
         return values_of_first(self.computation, batch, training, draws, rows_of)
 
     def forget(self) -> None:
-        for optimizer in self._optimizers.values():
-            optimizer.begin(None)
+        """Do nothing: a trace that fails has forgotten what it began."""
 
     def _traced(self, counts: tuple[int, ...], number: StepNumber, *tensors: Any) -> Tensor:
         """Collective. Do a step, while it is traced; the tensors are those of ``PlainStep``."""
@@ -367,7 +369,3 @@ class CustomStep(CustomStepRules, PlainStep):
                 "Add tf.add_n(model.losses) to the losses that are minimized.",
             )
         return result
-
-
-def _graph() -> Any:
-    return tf.compat.v1.get_default_graph()

@@ -13,7 +13,6 @@ from hvdtrain.backends.optimizers import (
     check_own_optimizer,
     check_owners,
     check_positive,
-    combined_rates,
     constructor_default,
     scheduled,
 )
@@ -26,74 +25,74 @@ from hvdtrain.errors import TaskError
 
 Tensor = Any
 Variable = Any
-NamedOptimizers = tuple[dict[str, keras.optimizers.Optimizer], dict[str, list[Field]]]
 # for each variable, in the order in which the optimizer is built: what the learning rate is multiplied by,
-# and the weight decay
-Groups = Sequence[tuple[float, float]]
+# the weight decay, and whether lars or lamb scales its updates to its norm
+Groups = Sequence[tuple[float, float, bool]]
+Options = tuple[float, bool]  # the last two of these
 
 
-def rate_and_decay(optimizer: Any, variable: Variable, learning_rate: Tensor) -> tuple[Tensor, float]:
-    """Return the learning rate and the weight decay of one variable, by the optimizer's ``groups``."""
-    if not optimizer.groups:
-        return learning_rate, 0.0
-    factor, decay = optimizer.groups[optimizer._get_variable_index(variable)]
-    return (learning_rate if factor == 1 else learning_rate * factor), decay
+class Grouped(keras.optimizers.Optimizer):
+    """What the optimizers here have in common: options of each variable, slots by their portable names."""
+
+    move: Any  # updates a variable by its gradient, learning rate, slots and options
+
+    def __init__(self, learning_rate: float, slot_names: Sequence[str], groups: Groups, name: str) -> None:
+        super().__init__(learning_rate=learning_rate, name=name)
+        self.slot_names, self.groups = slot_names, groups
+
+    def build(self, variables: list[Variable]) -> None:
+        """Make the slots."""
+        if not self.built:
+            super().build(variables)
+            self.slots = {name: self.add_optimizer_variables(variables, name) for name in self.slot_names}
+
+    def update_step(self, gradient: Tensor, variable: Variable, learning_rate: Tensor) -> None:
+        """Update one variable."""
+        w, place = native(variable), self._get_variable_index(variable)
+        factor, decay, adapts = self.groups[place] if self.groups else (1.0, 0.0, False)
+        rate = learning_rate if factor == 1 else learning_rate * factor
+        slots = [native(of_all[place]) for of_all in self.slots.values()]
+        self.move(w, tf.cast(tf.convert_to_tensor(gradient), w.dtype), rate, slots, (decay, adapts))
 
 
-class SGD(keras.optimizers.Optimizer):
-    """SGD by PyTorch's formula; Keras's folds the learning rate, which may change, into the momentum."""
+class SGD(Grouped):
+    """SGD by PyTorch's formula; Keras's folds the learning rate, which may change, into the momentum.
+
+    It is LARS, see ``torch/``, for parameters whose options say that it adapts to their norms.
+    """
 
     def __init__(
         self, learning_rate: float = 0.01, momentum: float = 0.0, groups: Groups = (), name: str = "sgd"
     ) -> None:
-        super().__init__(learning_rate=learning_rate, name=name)
-        self.momentum, self.groups = momentum, groups
+        super().__init__(learning_rate, ["momentum"] if momentum else [], groups, name)
+        self.momentum = momentum
 
-    def build(self, variables: list[Variable]) -> None:
-        """Make the slots."""
-        if self.built:
-            return
-        super().build(variables)
-        self.slots = (
-            {"momentum": self.add_optimizer_variables(variables, "momentum")} if self.momentum else {}
-        )
-
-    def update_step(self, gradient: Tensor, variable: Variable, learning_rate: Tensor) -> None:
+    def move(self, w: Variable, g: Tensor, rate: Tensor, slots: list[Any], options: Options) -> None:
         """Update one variable."""
-        rate, decay = rate_and_decay(self, variable, learning_rate)
-        w = native(variable)
-        g = tf.cast(tf.convert_to_tensor(gradient), w.dtype)
-        self.move(variable, g + decay * w if decay else g, rate)
-
-    def move(self, variable: Variable, g: Tensor, learning_rate: Tensor) -> None:
-        """Update one variable by a gradient that has its decay already."""
-        w = native(variable)
-        rate = tf.cast(learning_rate, w.dtype)
-        if not self.momentum:
+        (decay, adapts), rate, factor = options, tf.cast(rate, w.dtype), None
+        if adapts:
+            w_norm, g_norm = tf.norm(w), tf.norm(g)
+            factor = LARS_TRUST * w_norm / (g_norm + decay * w_norm + LARS_EPSILON)
+            factor = _where_both(w_norm, g_norm, factor)
+        if decay:
+            g += decay * w
+        if factor is not None:
+            g *= factor
+        if not slots:
             tf.raw_ops.ResourceApplyGradientDescent(var=w.handle, alpha=rate, delta=g)
             return
-        v = self.slots["momentum"][self._get_variable_index(variable)].value
+        momentum = tf.constant(self.momentum, w.dtype)
         tf.raw_ops.ResourceApplyMomentum(
-            var=w.handle, accum=v.handle, lr=rate, grad=g, momentum=tf.constant(self.momentum, w.dtype)
+            var=w.handle, accum=slots[0].handle, lr=rate, grad=g, momentum=momentum
         )
 
 
-class TwoMoments(keras.optimizers.Optimizer):
+class TwoMoments(Grouped):
     """What adamw and lamb have in common: the moments of the gradient, and what takes their bias off."""
 
-    def __init__(
-        self, beta1: float, beta2: float, epsilon: float, groups: Groups, name: str = "adamw"
-    ) -> None:
-        super().__init__(learning_rate=1e-3, name=name)
-        self.beta1, self.beta2, self.epsilon, self.groups = beta1, beta2, epsilon, groups
-
-    def build(self, variables: list[Variable]) -> None:
-        """Make the slots."""
-        if self.built:
-            return
-        super().build(variables)
-        first, second = self.add_optimizer_variables(variables, ["first_moment", "second_moment"])
-        self.slots = {"first_moment": first, "second_moment": second}
+    def __init__(self, beta1: float, beta2: float, epsilon: float, groups: Groups, name: str) -> None:
+        super().__init__(1e-3, ["first_moment", "second_moment"], groups, name)
+        self.beta1, self.beta2, self.epsilon = beta1, beta2, epsilon
 
     def corrections(self) -> tuple[Tensor, Tensor]:
         """Return 1 - beta1**t and sqrt(1 - beta2**t) for the step t that is being done."""
@@ -106,13 +105,9 @@ class TwoMoments(keras.optimizers.Optimizer):
 class AdamW(TwoMoments):
     """AdamW by PyTorch's formula; Keras's adds epsilon before it corrects the bias."""
 
-    def update_step(self, gradient: Tensor, variable: Variable, learning_rate: Tensor) -> None:
+    def move(self, w: Variable, g: Tensor, rate: Tensor, slots: list[Any], options: Options) -> None:
         """Update one variable."""
-        w = native(variable)
-        index = self._get_variable_index(variable)
-        learning_rate, decay = rate_and_decay(self, variable, learning_rate)
-        rate = tf.cast(learning_rate, tf.float64)
-        correction1, root2 = self.corrections()
+        (decay, _), rate, (correction1, root2) = options, tf.cast(rate, tf.float64), self.corrections()
         if decay:
             w.assign_sub(w * tf.cast(rate * decay, w.dtype))
         # the operation corrects no bias when both powers are 0, and adds epsilon to the uncorrected
@@ -120,61 +115,29 @@ class AdamW(TwoMoments):
         zero = tf.zeros((), w.dtype)
         tf.raw_ops.ResourceApplyAdam(
             var=w.handle,
-            m=self.slots["first_moment"][index].value.handle,
-            v=self.slots["second_moment"][index].value.handle,
+            m=slots[0].handle,
+            v=slots[1].handle,
             beta1_power=zero,
             beta2_power=zero,
             lr=tf.cast(rate * root2 / correction1, w.dtype),
             beta1=tf.constant(self.beta1, w.dtype),
             beta2=tf.constant(self.beta2, w.dtype),
             epsilon=tf.cast(self.epsilon * root2, w.dtype),
-            grad=tf.cast(tf.convert_to_tensor(gradient), w.dtype),
+            grad=g,
         )
-
-
-class LARS(SGD):
-    """Stochastic gradient descent whose gradient is scaled to each parameter's norm; see ``torch/``."""
-
-    def __init__(self, adapted: Sequence[bool], groups: Groups, momentum: float) -> None:
-        super().__init__(momentum=momentum, groups=groups, name="lars")
-        self.adapted = adapted
-
-    def update_step(self, gradient: Tensor, variable: Variable, learning_rate: Tensor) -> None:
-        """Update one variable."""
-        rate, decay = rate_and_decay(self, variable, learning_rate)
-        w = native(variable)
-        g = tf.cast(tf.convert_to_tensor(gradient), w.dtype)
-        if self.adapted[self._get_variable_index(variable)]:
-            w_norm, g_norm = tf.norm(w), tf.norm(g)
-            factor = LARS_TRUST * w_norm / (g_norm + decay * w_norm + LARS_EPSILON)
-            if decay:
-                g += decay * w
-            g *= _where_both(w_norm, g_norm, factor)
-        self.move(variable, g, rate)
 
 
 class LAMB(TwoMoments):
     """Adam with decoupled decay whose update is scaled to each parameter's norm; see ``torch/``."""
 
-    def __init__(
-        self, adapted: Sequence[bool], groups: Groups, beta1: float, beta2: float, epsilon: float
-    ) -> None:
-        super().__init__(beta1, beta2, epsilon, groups, name="lamb")
-        self.adapted = adapted
-
-    def update_step(self, gradient: Tensor, variable: Variable, learning_rate: Tensor) -> None:
+    def move(self, w: Variable, g: Tensor, rate: Tensor, slots: list[Any], options: Options) -> None:
         """Update one variable."""
-        w = native(variable)
-        index = self._get_variable_index(variable)
-        rate, decay = rate_and_decay(self, variable, learning_rate)
-        g = tf.cast(tf.convert_to_tensor(gradient), w.dtype)
-        m, v = (native(self.slots[name][index]) for name in ("first_moment", "second_moment"))
-        correction1, root2 = self.corrections()
+        (decay, adapts), (m, v), (correction1, root2) = options, slots, self.corrections()
         first = m.assign_add((g - m) * (1 - self.beta1), read_value=True)
         second = v.assign(v * self.beta2 + g * g * (1 - self.beta2), read_value=True)
         scale = tf.sqrt(second) / tf.cast(root2, w.dtype) + self.epsilon
         update = first / (scale * tf.cast(correction1, w.dtype))
-        if self.adapted[index]:
+        if adapts:
             if decay:
                 update += decay * w
             w_norm, u_norm = tf.norm(w), tf.norm(update)
@@ -192,21 +155,18 @@ def choose_optimizer(
 ) -> keras.optimizers.Optimizer:
     """Make the optimizer of a job; a built-in one has ``groups``, and ``slots`` by their portable names."""
     if hasattr(task, "tf_optimizer"):
-        optimizer = task.tf_optimizer()
+        optimizer: keras.optimizers.Optimizer = task.tf_optimizer()
         check_own_optimizer(optimizer, keras.optimizers.Optimizer, "tf_optimizer", "a Keras optimizer")
-        assert isinstance(optimizer, keras.optimizers.Optimizer)  # that it is one was checked
         return optimizer
-    fields = list(model.trainable_fields())
-    groups = [(options[field.name].factor, options[field.name].weight_decay) for field in fields]
-    adapted = [is_matrix(field.path, field.shape) for field in fields]
-    moments = config.adam_beta1, config.adam_beta2, config.adam_epsilon
-    if config.optimizer == "lars":
-        return LARS(adapted, groups, config.momentum)
-    if config.optimizer == "lamb":
-        return LAMB(adapted, groups, *moments)
-    if config.optimizer == "adamw":
-        return AdamW(*moments, groups)
-    return SGD(momentum=config.momentum, groups=groups)
+    kind, groups = config.optimizer, []
+    for field in model.trainable_fields():
+        own, adapts = options[field.name], kind in ("lars", "lamb") and is_matrix(field.path, field.shape)
+        decay = own.weight_decay if adapts or kind in ("sgd", "adamw") else 0.0
+        groups.append((own.factor, decay, adapts))
+    if kind in ("adamw", "lamb"):
+        moments = config.adam_beta1, config.adam_beta2, config.adam_epsilon
+        return (AdamW if kind == "adamw" else LAMB)(*moments, groups, name=kind)
+    return SGD(momentum=config.momentum, groups=groups, name=kind)
 
 
 def take_own_rates(optimizer: keras.optimizers.Optimizer, method: str = "tf_optimizer") -> OwnRates:
@@ -220,8 +180,7 @@ def take_own_rates(optimizer: keras.optimizers.Optimizer, method: str = "tf_opti
         raise TaskError(
             f"the optimizer of {method}() keeps a moving average of the weights (use_ema=True), which "
             "evaluation, checkpoints and exports would not use",
-            f"Leave out use_ema, and set ema_decay: {inner.ema_momentum:g} in the config: they then use the "
-            "average, which does not overwrite the weights in training.",
+            f"Leave out use_ema, and set ema_decay: {inner.ema_momentum:g} in the config.",
         )
     # the shortest number that is the same in 32 bits: 0.001, not 0.0010000000474974513
     base = float(str(np.float32(inner._learning_rate.numpy())))
@@ -231,7 +190,9 @@ def take_own_rates(optimizer: keras.optimizers.Optimizer, method: str = "tf_opti
     return OwnRates(type(inner).__name__, base, bool(is_default))
 
 
-def make_optimizers(task: Any, model: keras.Model, tensors: ModelState) -> NamedOptimizers:
+def make_optimizers(
+    task: Any, model: keras.Model, tensors: ModelState
+) -> tuple[dict[str, keras.optimizers.Optimizer], dict[str, list[Field]]]:
     """Make the optimizers of a task that names several; return them, and the parameters that each trains."""
     method, given = "tf_optimizers", task.tf_optimizers(model)
     pairs = given if isinstance(given, Mapping) else {}
@@ -240,8 +201,7 @@ def make_optimizers(task: Any, model: keras.Model, tensors: ModelState) -> Named
             raise TaskError(
                 f"{method}(model) must give an optimizer and the list of the variables that it trains as "
                 f"{name!r}, found a {type(pair).__name__}",
-                f'Return {{"{name}": (keras.optimizers.Adam(1e-4), model.{name}.trainable_variables)}}, for '
-                "example.",
+                f'Return {{"{name}": (keras.optimizers.Adam(1e-4), model.{name}.trainable_variables)}}.',
             )
     optimizers = {name: pair[0] for name, pair in pairs.items()} or given
     by_name = check_named_optimizers(optimizers, keras.optimizers.Optimizer, method)
@@ -261,10 +221,3 @@ def make_optimizers(task: Any, model: keras.Model, tensors: ModelState) -> Named
         },
     )
     return by_name, owned
-
-
-def take_rates(
-    optimizers: Mapping[str, keras.optimizers.Optimizer], method: str
-) -> tuple[OwnRates, dict[str, float]]:
-    """Return the learning rates of a task's optimizers, and what the largest is multiplied by for each."""
-    return combined_rates({name: take_own_rates(one, method) for name, one in optimizers.items()})

@@ -7,12 +7,14 @@ from functools import cache, partial
 from typing import Any
 
 import horovod.tensorflow as hvd
+import keras
 import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
 from hvdtrain.backends.objective.logits import check_foreign
-from hvdtrain.backends.optimizers import MAIN
+from hvdtrain.backends.optimizers import MAIN, combined_rates
+from hvdtrain.backends.options import INITIAL_SCALE
 from hvdtrain.backends.records import PortableState
 from hvdtrain.backends.reduction.local_steps import OUTER_PREFIX, LocalStepBase, LocalSums, in_parts
 from hvdtrain.backends.step_metrics import findings
@@ -21,25 +23,25 @@ from hvdtrain.backends.tensorflow.batches import TensorFlowBatch, TensorFlowPend
 from hvdtrain.backends.tensorflow.computation import Computation
 from hvdtrain.backends.tensorflow.functions import Compiled, accumulated_gradients, joined, native, of_counted
 from hvdtrain.backends.tensorflow.objective.gathering import COLLECTIVES
-from hvdtrain.backends.tensorflow.probes import count_frozen, find_comparing, values_of_first
+from hvdtrain.backends.tensorflow.probes import count_frozen, values_of_first
 from hvdtrain.backends.tensorflow.reduction.broadcast import broadcast_variables
 from hvdtrain.backends.tensorflow.reduction.sharded_parameters import ShardedParameters
 from hvdtrain.backends.tensorflow.replica_state import TrainedSet
 from hvdtrain.backends.tensorflow.state.model_state import Field
 from hvdtrain.backends.tensorflow.state.moving_state import ExponentialMovingAverage
 from hvdtrain.backends.tensorflow.step_clock import StepClock
-from hvdtrain.backends.tensorflow.steps.optimizer_state import TrainingState
-from hvdtrain.backends.tensorflow.steps.optimizers import choose_optimizer, make_optimizers, take_rates
-from hvdtrain.backends.tensorflow.steps.sharded_state import (
+from hvdtrain.backends.tensorflow.steps.optimizer_state import (
     ShardedMovingAverage,
     ShardedState,
+    TrainingState,
     shard_optimizer,
 )
-from hvdtrain.backends.tensorflow.steps.update import ShardedUpdate, Update, new_loss_scale
+from hvdtrain.backends.tensorflow.steps.optimizers import choose_optimizer, make_optimizers, take_own_rates
+from hvdtrain.backends.tensorflow.steps.update import LossScale, ShardedUpdate, Update
 from hvdtrain.backends.tensorflow.sync_batch_norm import find_batch_norms
 from hvdtrain.backends.tensorflow.task_model import compiled, unused_methods
-from hvdtrain.config import Config
-from hvdtrain.workers.agreement import Workers
+from hvdtrain.data.order import mix
+from hvdtrain.workers.seeding import seed_host_step
 
 Tensor = Any
 Variable = Any
@@ -82,7 +84,8 @@ class Parts(PartsBase):
             self.optimizers, self.owned = {MAIN: optimizer}, {MAIN: self.trained()}
         self.factors = {}
         if self.own_optimizer:
-            self.own_rates, self.factors = take_rates(self.optimizers, self.own_optimizer)
+            rates = {name: take_own_rates(one, self.own_optimizer) for name, one in self.optimizers.items()}
+            self.own_rates, self.factors = combined_rates(rates)
         pairs = [(optimizer, self.owned[name]) for name, optimizer in self.optimizers.items()]
         self.slots = [v for one, fields in pairs for v in shard_optimizer(one, fields, self.shards)]
         if self.own_optimizer:
@@ -91,8 +94,11 @@ class Parts(PartsBase):
     def make_rest(self, is_timed: bool) -> None:
         """Make loss scale, clock and notes."""
         computation, first = self.computation, next(iter(self.optimizers.values()))
-        self.notes = unused_methods(computation.model)
-        self.loss_scale = new_loss_scale(self.config, computation.precision, first, self.near)
+        self.notes, self.loss_scale = unused_methods(computation.model), None
+        if computation.precision == "fp16" and not isinstance(first, keras.optimizers.LossScaleOptimizer):
+            first.loss_scale_factor = None
+            initial = INITIAL_SCALE if self.config.precision == "fp16" else INITIAL_SCALE / 2
+            self.loss_scale = LossScale(self.near, initial)
         self.clock = StepClock(computation.traced_workers, is_timed)
 
 
@@ -102,21 +108,11 @@ class PlainStep(WholeModelStep):
     collectives, pending = COLLECTIVES, TensorFlowPending
     updates = Update, ShardedUpdate, ShardedUpdate  # a graph has all gradients at once
     states = TrainingState, ShardedState
-    comparing = staticmethod(find_comparing)
+    computes = Computation
     computation: Computation
     parts: Parts
     state: TrainingState
     _function: Callable[[tuple[int, ...]], Callable[..., tuple[Tensor, Any]]]
-
-    def __init__(self, task: Any, config: Config, workers: Workers) -> None:
-        self.workers = workers
-        self.computation = Computation(task, config, workers)
-        self.near = self.computation.near
-
-    @property
-    def is_timed(self) -> bool:
-        """Whether the clock can tell the time of this worker from that of the others."""
-        return not self.computation.batch_norm.layers
 
     def trace(self) -> None:
         gradients = self.gradients_of_micro_batch
@@ -133,7 +129,7 @@ class PlainStep(WholeModelStep):
         """Collective. Copy the root's variables to every worker."""
         parts = self.parts
         variables = [field.variable for field in parts.tensors.fields]
-        averages = [*parts.ema.to_broadcast(), *self.to_broadcast()]
+        averages = [*parts.ema.to_broadcast(), *self.momenta]
         broadcast_variables([*parts.slots, *variables, *averages, *parts.scale_variables], root)
         parts.ema.follow_broadcast()
         parts.reducer.broadcast(root)
@@ -193,8 +189,14 @@ class PlainStep(WholeModelStep):
         self, batch: TensorFlowBatch, learning_rate: float, signals: Sequence[float]
     ) -> tuple[Any, ...]:
         """Return what the traced step is called with, and seed what numpy and Python draw."""
-        share = self.parts.ema.share(batch.step + 1)
-        return self.computation.arguments(batch, learning_rate, share, signals)
+        computation, share = self.computation, self.parts.ema.share(batch.step + 1)
+        # a Python number would compile the step anew, and TensorFlow keeps a scalar made of one for ever
+        rate = tf.constant(np.asarray(learning_rate, np.float32))
+        seed_host_step(mix(computation.config.seed, batch.step, self.workers.rank) >> 1)
+        return (
+            *(batch.arrays, batch.weights, batch.gradient_weights, batch.total, rate),
+            *(share, computation.seeds(batch.step), computation.numbers(signals)),
+        )
 
     def traced(  # noqa: PLR0917 - tensors, by position as a compiled step is called
         self,
@@ -217,12 +219,8 @@ class PlainStep(WholeModelStep):
         vector = joined(sums, *self.parts.clock.numbers(), findings(unused), signals)
         form = computation.names, computation.weighted
         vector = update.apply(gradients, vector, form, total_weight, learning_rate if updates else None)
-        self.average(share)
+        update.ema(share)
         return vector
-
-    def average(self, share: Tensor) -> None:
-        """Take the weights into their moving average, while a step is traced."""
-        self.update.ema(share)
 
     def load_layers(self, state: PortableState) -> None:
         """Let layers load themselves what was assigned; steps that were traced with tensors of theirs go."""
@@ -247,7 +245,9 @@ class LocalStep(LocalStepBase, PlainStep):
         optimizer, fields = parts.optimizers[MAIN], parts.trainable
         self._parameters = [native(field.variable) for field in fields]
         self._steps = optimizer.iterations
-        self._averaged = [*self._parameters, *_slots_of(optimizer)]
+        others = {id(optimizer.learning_rate), id(optimizer.iterations)}
+        slots = [native(variable) for variable in optimizer.variables if id(variable) not in others]
+        self._averaged = [*self._parameters, *slots]
         kept = self._parameters if parts.config.outer_optimizer == "nesterov" else []
         self._starts = [tf.Variable(p, trainable=False, name="start") for p in kept]
         self.momenta = [tf.Variable(tf.zeros_like(p), trainable=False, name="outer") for p in kept]
@@ -315,9 +315,3 @@ class LocalStep(LocalStepBase, PlainStep):
         for variable, value in zip(variables, min(scale for scale, _ in gathered), strict=True):
             variable.assign(np.asarray(value).astype(variable.dtype.as_numpy_dtype))
         self._steps.assign(max(counted for _, counted in gathered))
-
-
-def _slots_of(optimizer: Any) -> list[Variable]:
-    """Return what an optimizer keeps for parameters, without its count of steps."""
-    others = {id(optimizer.learning_rate), id(optimizer.iterations)}
-    return [native(variable) for variable in optimizer.variables if id(variable) not in others]

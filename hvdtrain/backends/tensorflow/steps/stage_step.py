@@ -11,8 +11,8 @@ from hvdtrain.backends.optimizers import MAIN
 from hvdtrain.backends.pipeline.checks import blocks_of
 from hvdtrain.backends.pipeline.stage_step import StageStepBase, StateOfStage
 from hvdtrain.backends.portable.names import Renaming
-from hvdtrain.backends.step_metrics import PendingVector, findings
-from hvdtrain.backends.tensorflow.batches import FixedSize, TensorFlowBatch, TensorFlowPending
+from hvdtrain.backends.step_metrics import findings
+from hvdtrain.backends.tensorflow.batches import FixedSize, TensorFlowBatch
 from hvdtrain.backends.tensorflow.functions import marked, scaled_to_norm
 from hvdtrain.backends.tensorflow.reduction.broadcast import broadcast_variables
 from hvdtrain.backends.tensorflow.state.layer_state import LayerState
@@ -23,7 +23,6 @@ from hvdtrain.backends.tensorflow.steps.plain_step import Parts, PlainStep
 from hvdtrain.backends.tensorflow.steps.update import Update
 from hvdtrain.backends.tensorflow.sync_batch_norm import BatchNormSync, find_batch_norms
 from hvdtrain.backends.tensorflow.task_model import float_bits_of, make_model, precision_of, take_loss
-from hvdtrain.backends.workers import peer_errors
 from hvdtrain.data.feed import HostBatch
 from hvdtrain.errors import ConfigError
 from hvdtrain.workers.agreement import WorkerPlace
@@ -83,7 +82,7 @@ class StagedUpdate(Update):
 class StageStep(StageStepBase, PlainStep):
     """The part of a step that a worker with a stage of the model does; the arguments are ``PlainStep``'s."""
 
-    framework, pending, on_host = "tf", TensorFlowPending, staticmethod(np.asarray)
+    framework, on_host, zeros = "tf", staticmethod(np.asarray), staticmethod(tf.zeros)
     module, parts_of_stage = stage_passes, (StagedState, StagedUpdate)
     state: StagedState
 
@@ -101,8 +100,7 @@ class StageStep(StageStepBase, PlainStep):
         computation.precision = precision_of(model, config.precision)
         if computation.precision == "fp16":
             raise ConfigError(
-                f"stages {config.stages} cannot be used with layers that compute in float16 (mixed_float16), "
-                "whose losses need one scale",
+                f"stages {config.stages} cannot be used with layers that compute in float16 (mixed_float16)",
                 "Use mixed_bfloat16, or leave out stages.",
                 everywhere=True,
             )
@@ -113,8 +111,7 @@ class StageStep(StageStepBase, PlainStep):
         computation.layer_state = LayerState(model)
         if computation.layer_state:
             raise ConfigError(
-                f"stages {config.stages} cannot be used with the layer {computation.layer_state.paths[0]}, "
-                "which loads its state itself",
+                f"stages: the layer {computation.layer_state.paths[0]} loads its state itself",
                 "Compute it in train_data(), or leave out stages.",
                 everywhere=True,
             )
@@ -142,21 +139,21 @@ class StageStep(StageStepBase, PlainStep):
         """Collective. Copy the variables of the first replica to the others."""
         self.state.broadcast([self.parts.optimizers[MAIN].iterations])
 
-    def train(self, batch: TensorFlowBatch, learning_rate: float, signals: Sequence[float]) -> PendingVector:
-        """Collective. Do a step."""
+    def run(self, batch: TensorFlowBatch, learning_rate: float, signals: Sequence[float]) -> Any:
+        """Collective. Do a step; return its vector, the names in it and the parameters without a gradient."""
         rate = tf.constant(np.asarray(learning_rate, np.float32))
         computation, passes = self.computation, self.passes
         passes.begin(batch, training=True)
         passes.train(len(batch.samples.weights))
-        names, weighted = self.agreed_form(True)
-        sums = passes.sums if passes.sums is not None else tf.zeros(len(names) + len(weighted))
+        form = self.agreed_form(True)
+        sums = self.own_sums(passes.sums, form)
         unused = list(computation.unused)
         vector = self._update_function(
             *(passes.gradients, sums, batch.total, rate, self.parts.ema.share(batch.step + 1)),
             *(computation.numbers(signals), tf.constant(np.asarray(len(unused), np.float32))),
         )
         passes.begin(batch, training=True)  # frees the gradients
-        return TensorFlowPending(names, vector, batch.total_weight, unused, weighted)
+        return vector, (*form, unused)
 
     def _traced_update(self, gradients: list[Tensor], *tensors: Tensor) -> Tensor:
         """Collective. Do the update of a step with the gradients of its micro-batches; return its vector."""
@@ -165,10 +162,3 @@ class StageStep(StageStepBase, PlainStep):
         vector = self.update.apply(gradients, vector, self.forms[True], total_weight, learning_rate)
         self.update.ema(share)
         return vector
-
-    def summed(self, own: Tensor | None, count: int, signals: Sequence[float]) -> Tensor:
-        """Collective. Return the vector of an evaluation, summed over workers, of this worker's sums."""
-        own = tf.zeros(count) if own is None else own
-        vector = tf.concat([own, findings(), self.computation.numbers(signals)], 0)
-        with peer_errors():
-            return hvd.allreduce(vector, op=hvd.Sum, name="hvdtrain.eval_metrics")

@@ -8,38 +8,16 @@ import keras
 import tensorflow as tf
 
 from hvdtrain.backends.optimizers import MAIN
-from hvdtrain.backends.options import GROWTH_INTERVAL, INITIAL_SCALE, LOWEST_SCALE, LossScaleBase
+from hvdtrain.backends.options import LOWEST_SCALE, LossScaleBase
 from hvdtrain.backends.reduction import GradientReducer
 from hvdtrain.backends.step_metrics import NORM_INDEX, OVERFLOW_INDEX
 from hvdtrain.backends.steps import PartsBase
 from hvdtrain.backends.tensorflow.batches import Sized
-from hvdtrain.backends.tensorflow.functions import clip_by_norm, dense, joined, native, normalized
-from hvdtrain.backends.tensorflow.reduction.sharded_parameters import ShardedParameters, segment_of
+from hvdtrain.backends.tensorflow.functions import clip_by_norm, dense, joined, native
+from hvdtrain.backends.tensorflow.reduction.sharded_parameters import segment_of
 from hvdtrain.backends.tensorflow.steps.optimizer_state import slots_by_parameter
-from hvdtrain.config import Config
-from hvdtrain.errors import TaskError
 
 Tensor = Any
-
-
-def new_loss_scale(config: Config, precision: str, optimizer: Any, workers: Sized) -> "LossScale | None":
-    """Return the loss scale of a job; None if it needs none, or its optimizer scales losses itself."""
-    if precision != "fp16" or isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-        return None
-    optimizer.loss_scale_factor = None
-    return LossScale(workers) if config.precision == "fp16" else LossScale(workers, INITIAL_SCALE / 2)
-
-
-def check_scaled(precision: str, optimizers: Sequence[Any]) -> None:
-    """Check that the optimizers of a task's own step scale the losses of a model that computes in fp16."""
-    plain = [one for one in optimizers if not isinstance(one, keras.optimizers.LossScaleOptimizer)]
-    if precision == "fp16" and plain:
-        raise TaskError(
-            "layers of the model compute in float16 (mixed_float16), and nothing scales the losses of "
-            "tf_step",
-            f"Give keras.optimizers.LossScaleOptimizer({type(plain[0]).__name__}(...)) as the task's "
-            "optimizer, or use mixed_bfloat16.",
-        )
 
 
 def own_scale(optimizer: Any) -> Tensor | None:
@@ -63,11 +41,9 @@ def unscaled(gradients: Sequence[Tensor], factor: Tensor | None) -> list[Tensor]
 class LossScale(LossScaleBase):
     """Keeps the gradients of fp16 in its range: they are scaled up before and down after."""
 
-    def __init__(
-        self, workers: Sized, initial: float = INITIAL_SCALE, growth_interval: int = GROWTH_INTERVAL
-    ) -> None:
-        super().__init__(workers, growth_interval)
-        self.value = tf.Variable(initial, trainable=False, dtype=tf.float32)
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.value = tf.Variable(self.value, trainable=False, dtype=tf.float32)
         self.is_exhausted = tf.Variable(False, trainable=False)
         self._steps_since_change = tf.Variable(0, trainable=False)
 
@@ -106,6 +82,7 @@ class Update:
         self._parameters = [field.variable for field in parts.trainable]
         self._optimizer: Any = parts.optimizers[MAIN]
         self._reducer: GradientReducer = parts.reducer
+        self._shards: Any = parts.shards
         self._ema, self._clock, self._clip_norm = parts.ema, parts.clock, parts.config.clip_norm
         self._workers: Sized = parts.near
         self._zero = tf.Variable(0.0, trainable=False, name="zero")
@@ -162,7 +139,8 @@ class Update:
         """Divide the gradients by the share of the samples' weight that counted; by 1 if nothing did."""
         if counted is None:
             return gradients
-        return normalized(gradients, counted, total_weight)
+        factor = tf.where(counted > 0, total_weight / counted, tf.ones((), counted.dtype))
+        return list(tf.cond(tf.equal(factor, 1.0), lambda: gradients, lambda: scaled(gradients, factor)))
 
     def clip(self, gradients: list[Tensor], clip_norm: float) -> tuple[list[Tensor], Tensor]:
         """Scale the gradients so that their joint norm is at most that; return also what it was."""
@@ -199,9 +177,10 @@ class Update:
         return vector
 
     def ema(self, share: Tensor) -> None:
-        """Take the weights into their moving average."""
-        with self._after_reductions():
-            self._ema.update(share)
+        """Take the weights into their moving average; local steps leave that to ``synchronize``."""
+        if not self._is_local:
+            with self._after_reductions():
+                self._ema.update(share)
 
     def _applied(self, gradients: list[Tensor]) -> Tensor:
         """Let the optimizer take its step; what no worker has a gradient of keeps its values and slots."""
@@ -247,10 +226,6 @@ def _with_number(vector: Tensor, index: int, number: Tensor) -> Tensor:
 
 class ShardedUpdate(Update):
     """The update of a step after which every worker has the whole gradient and updates its part."""
-
-    def __init__(self, parts: PartsBase) -> None:
-        self._shards: ShardedParameters = parts.shards
-        super().__init__(parts)
 
     def update(self, gradients: list[Tensor], learning_rate: Tensor) -> None:
         """Collective. Let the optimizer update this worker's part, and gather all parts."""

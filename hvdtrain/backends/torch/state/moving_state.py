@@ -68,6 +68,9 @@ class ExponentialMovingAverage:
         """Return the averages as Horovod broadcasts them."""
         return self._averages
 
+    def follow_broadcast(self) -> None:
+        """Follow weights that were broadcast; the averages were broadcast with them."""
+
 
 class MovingState:
     """The values before a step of what a forward pass and some optimizers change while it may still fail."""

@@ -9,8 +9,7 @@ from numpy.typing import NDArray
 
 from hvdtrain.backends.custom_step import CallsBase, CustomStepRules, StepOptimizerBase, StepPart
 from hvdtrain.backends.reduction import GradientReducer
-from hvdtrain.backends.step_metrics import PendingVector
-from hvdtrain.backends.torch.batches import TorchBatch, TorchPending
+from hvdtrain.backends.torch.batches import TorchBatch
 from hvdtrain.backends.torch.probes import values_of_first
 from hvdtrain.backends.torch.steps.plain_step import Parts, PlainStep
 from hvdtrain.backends.torch.steps.update import fitting_gradient
@@ -44,14 +43,10 @@ class StepOptimizer(StepOptimizerBase):
         own = {id(p) for group in self._optimizer.param_groups for p in group["params"]}
         entries = [entry for entry in parts.trainable if id(entry.tensor) in own]
         self._paths = [entry.path for entry in entries]
-        self._parameters = [entry.tensor for entry in entries]
+        # the parameters that it trains, in the order of the gradients
+        self.variables: list[torch.Tensor] = [entry.tensor for entry in entries]
         self._reducers: list[GradientReducer] = []  # one for each call of a step, so that names differ
         self._optimizer.register_step_pre_hook(self._check_step)
-
-    @property
-    def variables(self) -> list[torch.Tensor]:
-        """The parameters that it trains, in the order of the gradients."""
-        return list(self._parameters)
 
     @property
     def learning_rate(self) -> float:
@@ -63,7 +58,7 @@ class StepOptimizer(StepOptimizerBase):
 
     def gradients(self, losses: Any, retain_graph: bool = False) -> list[torch.Tensor]:
         """Collective. Return the mean gradient over the global batch, one tensor for each variable."""
-        samples, wanted = self._of_step(), self._parameters
+        samples, wanted = self._of_step(), self.variables
         weights = samples.gradient_weights
         self._check_losses(losses, len(weights))
         with torch.autocast(weights.device.type, enabled=False):
@@ -76,37 +71,36 @@ class StepOptimizer(StepOptimizerBase):
             return self._reduced(found, is_dry=samples.learning_rate is None)
 
     def _apply(self, gradients: Sequence[torch.Tensor], samples: StepPart) -> None:
-        for parameter, gradient in zip(self._parameters, gradients, strict=True):
+        for parameter, gradient in zip(self.variables, gradients, strict=True):
             # clipping would change the tensors of the task
             parameter.grad = gradient.detach() if self._clip_norm is None else gradient.detach().clone()
         try:
             with torch.autocast(samples.weights.device.type, enabled=False):
                 if self._clip_norm is not None:
-                    torch.nn.utils.clip_grad_norm_(self._parameters, self._clip_norm)
+                    torch.nn.utils.clip_grad_norm_(self.variables, self._clip_norm)
                 for group in self._optimizer.param_groups:
                     group["lr"] = samples.learning_rate * group.get("lr_scale", 1.0)
                 self._optimizer.step()
         finally:
-            for parameter in self._parameters:
+            for parameter in self.variables:
                 parameter.grad = None
 
     def forget(self) -> None:
         """Forget whatever a step that failed has begun. Local: no collective."""
-        self._samples = None
         for reducer in self._reducers:
             reducer.attach({})  # takes its hooks off
         self._reducers.clear()
 
     def _reduced(self, found: Sequence[torch.Tensor | None], is_dry: bool) -> list[torch.Tensor]:
         """Collective. Return the sums of gradients over workers."""
-        pairs = list(zip(found, self._parameters, strict=True))
+        pairs = list(zip(found, self.variables, strict=True))
         if self._workers.size == 1 or is_dry:
             return [self._owned(gradient, parameter) for gradient, parameter in pairs]
         check = self._calls.announce(f"gradients() of {self._name!r}")
         if (call := self._own_calls - 1) == len(self._reducers):
             self._reducers.append(self._new_reducer())
             names = [f"{self._name}.{call}.{path}" for path in self._paths]
-            self._reducers[call].attach(dict(zip(names, self._parameters, strict=True)))
+            self._reducers[call].attach(dict(zip(names, self.variables, strict=True)))
         reducer = self._reducers[call]
         if reducer.overwrites:
             gradients = [self._owned(gradient, parameter) for gradient, parameter in pairs]
@@ -140,7 +134,7 @@ class CustomStep(CustomStepRules, PlainStep):
         """Return the optimizers whose updates a step does before its last reduction."""
         return list(self.parts.optimizers.values())
 
-    def train(self, batch: TorchBatch, learning_rate: float, signals: Sequence[float]) -> PendingVector:
+    def run(self, batch: TorchBatch, learning_rate: float, signals: Sequence[float]) -> Any:
         computation = self.computation
         micro_batch, weights, gradient_weights = batch.counted(0)
         samples = StepPart(weights, gradient_weights, learning_rate)
@@ -154,7 +148,7 @@ class CustomStep(CustomStepRules, PlainStep):
             hvd.synchronize(handle)
         self.parts.ema.update(self.parts.ema.share(batch.step + 1))
         self.parts.trained_set.look()
-        return TorchPending(computation.names, vector, batch.total_weight, unused, computation.weighted)
+        return vector, (computation.names, computation.weighted, unused)
 
     def dry_run(self, batch: TorchBatch, training: bool) -> dict[str, NDArray[Any]]:
         """Collective. Return the loss and the metrics of a batch's first micro-batch, by name."""
@@ -166,7 +160,6 @@ class CustomStep(CustomStepRules, PlainStep):
         return values_of_first(self.computation, batch, training, rows_of)
 
     def forget(self) -> None:
-        self._is_running = False
         for optimizer in self._optimizers.values():
             optimizer.forget()
 
@@ -189,8 +182,7 @@ class CustomStep(CustomStepRules, PlainStep):
         if self._is_running:
             parameter.grad = None
             raise TaskError(
-                "the task's own step called backward(), which adds to the gradients of this worker alone; "
-                "they are not summed over workers",
+                "the task's own step called backward(), whose gradients are those of this worker alone",
                 "Call minimize(losses) or gradients(losses) of an optimizer, with one loss per sample. For "
                 "gradients of inputs, use torch.autograd.grad(losses.sum(), inputs).",
             )

@@ -1,16 +1,26 @@
-"""PyTorch optimizers as portable state, and the state of a whole job: loading and snapshots."""
+"""PyTorch optimizers as portable state, and the state of a whole job, on each worker or in parts on each."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
+import horovod.torch as hvd
 import numpy as np
 import torch
 
+from hvdtrain.backends.portable.initial_values import PREFIX
 from hvdtrain.backends.portable.names import PRIVATE
-from hvdtrain.backends.portable.training_state import CommonOptimizerState, CommonState
+from hvdtrain.backends.portable.training_state import (
+    CommonOptimizerState,
+    CommonShardedState,
+    CommonState,
+    ShardedSlot,
+)
 from hvdtrain.backends.records import PortableState, Shapes, StateArrays
-from hvdtrain.backends.torch.reduction.broadcast import broadcast_optimizer, broadcast_tensors
+from hvdtrain.backends.reduction.shards import CommonShardedAverage, OwnSegment
+from hvdtrain.backends.torch.reduction.broadcast import broadcast_optimizer
+from hvdtrain.backends.torch.reduction.sharded_parameters import ShardedParameters
 from hvdtrain.backends.torch.state.layouts import SAME
 from hvdtrain.backends.torch.state.model_state import Entry, Field, ModelState, TorchSnapshot
 from hvdtrain.backends.torch.state.moving_state import ExponentialMovingAverage
@@ -88,10 +98,6 @@ class OptimizerState(CommonOptimizerState):
     def number_names(self) -> list[str]:
         """Return the names of the numbers that every state has."""
         return [number.name for number in self._numbers()] + [self._step] * bool(self._step_counts())
-
-    def count_names(self) -> list[str]:
-        """Return the names of counts of steps that differ from the others."""
-        return [count.name for count in self._step_counts()]
 
     def has_slots(self) -> bool:
         """Return whether the optimizer keeps anything yet."""
@@ -194,7 +200,7 @@ class TrainingState(CommonState):
         """Return the names of arrays that only PyTorch reads, and which a state may have."""
         fields = [*self.model.fields, *self.ema.fields, *self._slots]
         own = [name for field in fields for name in field.private_names]
-        return own + [name for part in self._parts for name in part.count_names()]
+        return own + [count.name for part in self._parts for count in part._step_counts()]
 
     def broadcast_optimizers(self, workers: Workers, root: int) -> None:
         """Collective. Copy what the root's optimizers keep to every worker's."""
@@ -204,10 +210,6 @@ class TrainingState(CommonState):
             part.follow(has_some)
             if has_some:
                 broadcast_optimizer(part.optimizer, workers, root)
-
-    def broadcast_ema(self, root: int) -> None:
-        """Collective. Copy the root's moving average to every worker, after the weights."""
-        broadcast_tensors(self.ema.to_broadcast(), root, label="ema")
 
 
 def _cannot_be_saved(optimizer: torch.optim.Optimizer, found: str) -> TaskError:
@@ -219,3 +221,100 @@ def _cannot_be_saved(optimizer: torch.optim.Optimizer, found: str) -> TaskError:
 
 def _shaped_as(value: Any, tensor: torch.Tensor) -> bool:
     return isinstance(value, torch.Tensor) and value.shape == tensor.shape
+
+
+def shard_optimizer(optimizer: torch.optim.Optimizer, shards: ShardedParameters | None) -> None:
+    """Let an optimizer of hvdtrain's that has made no slots yet update this worker's segments."""
+    if shards is None:
+        return
+    owned: dict[int, list[OwnSegment]] = {}
+    for segment in shards.segments:
+        owned.setdefault(id(segment.entry.tensor), []).append(segment)
+    for group in optimizer.param_groups:
+        group["params"] = [s.tensor for parameter in group["params"] for s in owned.get(id(parameter), ())]
+
+
+class ShardedMovingAverage(CommonShardedAverage, ExponentialMovingAverage):
+    """The moving average of this worker's part of the weights."""
+
+    _native, _copy = staticmethod(lambda tensor: tensor), staticmethod(torch.clone)
+
+
+_STEP = "optimizer/step"
+
+
+class ShardedState(CommonShardedState, TrainingState):
+    """Model and sharded optimizer as portable state."""
+
+    def __init__(
+        self,
+        model: ModelState,
+        optimizer: torch.optim.Optimizer,
+        ema: ShardedMovingAverage,
+        shards: ShardedParameters,
+    ) -> None:
+        super().__init__(model, {}, ema)
+        self._optimizer, self._shards = optimizer, shards
+        group = optimizer.param_groups[0]
+        self._count_names = [_STEP] if "betas" in group else []
+        momentum = [] if self._count_names or not group["momentum"] else ["momentum_buffer"]
+        self._sharded = [
+            ShardedSlot(f"optimizer/{SLOTS[key]}", False, partial(self._slot_of, key))
+            for key in (["exp_avg", "exp_avg_sq"] if self._count_names else momentum)
+        ]
+        if ema.is_kept:
+            self._sharded.append(ShardedSlot(PREFIX, True, ema.of))
+        self._entries = [entry for entry in model.entries if entry.trainable]
+
+    def broadcast_optimizers(self, workers: Workers, root: int) -> None:
+        """Do nothing: every worker has its own part, which is zero when a job begins."""
+
+    def check(self) -> None:
+        """Do nothing: everything that hvdtrain's optimizers keep can be saved."""
+
+    def _slot_of(self, key: str, segment: OwnSegment) -> torch.Tensor:
+        value: torch.Tensor = self._optimizer.state[segment.tensor][key]
+        return value
+
+    def _fields(self, slot: ShardedSlot) -> Iterator[Field]:
+        trainable = {id(entry.tensor) for entry in self._entries}
+        for field in self.model.fields:
+            known = [id(tensor) in trainable for tensor in field.tensors]
+            if slot.is_ema and any(known):
+                yield replace(field, prefix=slot.prefix)
+            elif not slot.is_ema and all(known):
+                layout = field.layout.of_slots or field.layout
+                yield replace(field, prefix=slot.prefix, layout=layout, torch_names=())
+
+    def _arrays(self, field: Field, values: Mapping[int, torch.Tensor]) -> Iterable[tuple[str, Any]]:
+        return field.arrays(values.get(id(tensor), tensor) for tensor in field.tensors)
+
+    def _fill(self, field: Field, values: Mapping[int, torch.Tensor], state: PortableState) -> None:
+        tensors = tuple(values.get(id(t), torch.empty_like(t)) for t in field.tensors)
+        replace(field, tensors=tensors).write(state)
+
+    def _scatter_counts(self, state: PortableState) -> None:
+        if not self._count_names:
+            return
+        last = state.get(_STEP, np.asarray(0))
+        names = [f"{PRIVATE['torch']}{_STEP}/{entry.path}" for entry in self._entries]
+        counts = torch.tensor([state.get(name, last).item() for name in names], dtype=torch.float64)
+        found = hvd.broadcast(counts, 0, name="hvdtrain.step_counts").tolist()
+        by_tensor = {id(entry.tensor): count for entry, count in zip(self._entries, found, strict=True)}
+        for segment in self._shards.segments:
+            self._slot_of("step", segment).fill_(by_tensor[id(segment.entry.tensor)])
+
+    def _gather_counts(self) -> PortableState:
+        # the owner of a parameter's first number knows its count
+        if not self._count_names:
+            return {}
+        firsts = [segment for segment in self._shards.segments if segment.begin == 0]
+        own = {id(segment.entry.tensor): self._slot_of("step", segment).item() for segment in firsts}
+        counts = torch.tensor([own.get(id(e.tensor), 0.0) for e in self._entries], dtype=torch.float64)
+        found = hvd.allreduce(counts, op=hvd.Sum, name="hvdtrain.step_counts").tolist()
+        last = max(found)
+        state: PortableState = {_STEP: np.asarray(int(last), np.int64)}
+        for entry, count in zip(self._entries, found, strict=True):
+            if count != last and entry.tensor.numel():
+                state[f"{PRIVATE['torch']}{_STEP}/{entry.path}"] = np.asarray(count)
+        return state

@@ -31,8 +31,6 @@ class LARS(torch.optim.SGD):
 
     def __init__(self, params: Iterable[Any], momentum: float) -> None:
         super().__init__(params, lr=0.1, momentum=momentum, fused=True)
-        # a loss scaler must give gradients of their own size, not leave that to sgd's operation
-        self._step_supports_amp_scaling = False
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
@@ -124,9 +122,8 @@ def choose_optimizer(
     """Make the optimizer of a job, for the model's trainable parameters."""
     parameters = [entry.tensor for entry in model.entries if entry.trainable]
     if hasattr(task, "torch_optimizer"):
-        optimizer = task.torch_optimizer(parameters)
+        optimizer: torch.optim.Optimizer = task.torch_optimizer(parameters)
         check_own_optimizer(optimizer, torch.optim.Optimizer, "torch_optimizer", "an optimizer")
-        assert isinstance(optimizer, torch.optim.Optimizer)  # that it is one was checked
         return optimizer
     groups, betas = _groups(config, model, options), (config.adam_beta1, config.adam_beta2)
     fused = all(p.is_floating_point() for p in parameters)

@@ -16,7 +16,7 @@ from hvdtrain.backends.steps import PartsBase, WholeModelStep
 from hvdtrain.backends.torch.batches import TorchBatch, TorchPending
 from hvdtrain.backends.torch.computation import Computation
 from hvdtrain.backends.torch.objective.gathering import COLLECTIVES
-from hvdtrain.backends.torch.probes import count_frozen, find_comparing, values_of_first
+from hvdtrain.backends.torch.probes import count_frozen, values_of_first
 from hvdtrain.backends.torch.reduction.broadcast import broadcast_model, broadcast_tensors
 from hvdtrain.backends.torch.reduction.flat import as_reals
 from hvdtrain.backends.torch.reduction.reducer import check_kinds
@@ -26,15 +26,17 @@ from hvdtrain.backends.torch.state.model_state import Entry, Field, ModelState
 from hvdtrain.backends.torch.state.moving_state import ExponentialMovingAverage
 from hvdtrain.backends.torch.state.tensors import fill_slots, make_slots
 from hvdtrain.backends.torch.step_clock import StepClock
-from hvdtrain.backends.torch.steps.optimizer_state import TrainingState
+from hvdtrain.backends.torch.steps.optimizer_state import (
+    ShardedMovingAverage,
+    ShardedState,
+    TrainingState,
+    shard_optimizer,
+)
 from hvdtrain.backends.torch.steps.optimizers import choose_optimizer, make_optimizers, take_rates
-from hvdtrain.backends.torch.steps.sharded_state import ShardedMovingAverage, ShardedState, shard_optimizer
 from hvdtrain.backends.torch.steps.update import LossScale, ShardedGradientsUpdate, ShardedUpdate, Update
 from hvdtrain.backends.torch.sync_batch_norm import find_batch_norms
 from hvdtrain.backends.torch.task_model import check_parts, foreign_leaf, unused_methods
-from hvdtrain.config import Config
 from hvdtrain.errors import TaskError
-from hvdtrain.workers.agreement import Workers
 
 
 class Parts(PartsBase):
@@ -110,29 +112,19 @@ class PlainStep(WholeModelStep):
     collectives, pending = COLLECTIVES, TorchPending
     updates = Update, ShardedUpdate, ShardedGradientsUpdate
     states = TrainingState, ShardedState
-    comparing = staticmethod(find_comparing)
+    computes = Computation
     computation: Computation
     parts: Parts
     state: TrainingState
-
-    def __init__(self, task: Any, config: Config, workers: Workers, device: torch.device) -> None:
-        self.workers = workers
-        self.computation = Computation(task, config, workers, device)
-        self.near = self.computation.near
-        self._synchronizes_batch_norm = config.sync_batch_norm
-
-    @property
-    def is_timed(self) -> bool:
-        """Whether the clock can tell the time of this worker from that of the others."""
-        return not self._synchronizes_batch_norm
 
     def broadcast(self, root: int) -> None:
         """Collective. Copy the root's tensors to every worker."""
         parts, scale = self.parts, self.parts.loss_scale
         self.state.broadcast_optimizers(self.workers, root)
         broadcast_model(self.computation.model, parts.tensors, self.workers, root)
-        self.state.broadcast_ema(root)
-        broadcast_tensors(self.to_broadcast(), root, label="local")
+        broadcast_tensors(parts.ema.to_broadcast(), root, label="ema")
+        parts.ema.follow_broadcast()
+        broadcast_tensors(self.momenta, root, label="local")
         parts.reducer.broadcast(root)
         if scale is not None:
             scale.follow(hvd.broadcast_(scale.to_broadcast(), root, "hvdtrain.loss_scale"))
@@ -147,11 +139,13 @@ class PlainStep(WholeModelStep):
         return sums
 
     def add_gradients(
-        self, micro_batch: dict[str, torch.Tensor], weights: torch.Tensor, gradient_weights: torch.Tensor
+        self, micro_batch: Any, weights: torch.Tensor, gradient_weights: torch.Tensor, *, is_dry: bool = False
     ) -> torch.Tensor:
         """Add a micro-batch's part to the gradients, and return the rows of its values."""
         self.computation.batch_norm.weights = weights
         losses, own, rows = self.computation.per_sample(micro_batch, weights)
+        if is_dry and (leaf := foreign_leaf(losses, self.computation.model)) is not None:
+            check_foreign(self.parts.task, "torch", leaf, isinstance(leaf, torch.nn.Parameter))
         scaled = self.update.scale(gradient_weights)
         self.update.backward(losses, scaled if own is None else scaled * own)
         return rows
@@ -159,18 +153,13 @@ class PlainStep(WholeModelStep):
     def dry_run(self, batch: TorchBatch, training: bool) -> dict[str, NDArray[Any]]:
         """Return the loss and the metrics of a batch's first micro-batch, by name."""
 
-        def rows_of(micro_batch: Any, weights: torch.Tensor, gradient_weights: torch.Tensor) -> torch.Tensor:
-            update, model = self.update, self.computation.model
-            update.begin(reduces=False)
+        def rows_of(*micro_batch: Any) -> torch.Tensor:
+            self.update.begin(reduces=False)
             try:
-                losses, own, rows = self.computation.per_sample(micro_batch, weights)
-                if (leaf := foreign_leaf(losses, model)) is not None:
-                    check_foreign(self.parts.task, "torch", leaf, isinstance(leaf, torch.nn.Parameter))
-                update.backward(losses, gradient_weights if own is None else gradient_weights * own)
+                return self.add_gradients(*micro_batch, is_dry=True)
             finally:
-                update.zero_grad()
-                update.begin()
-            return rows
+                self.update.zero_grad()
+                self.update.begin()
 
         return values_of_first(self.computation, batch, training, rows_of)
 
@@ -192,12 +181,8 @@ class PlainStep(WholeModelStep):
         # a worker without samples, as there may be in the last local step, has no gradient
         form = computation.names, computation.weighted
         vector = update.apply(vector, form, batch.reduced_weight, learning_rate)
-        self.average(batch.step + 1)
+        update.ema(batch.step + 1)
         return vector, (*form, unused)
-
-    def average(self, step: int) -> None:
-        """Take the weights into their moving average."""
-        self.update.ema(step)
 
     def load_layers(self, state: PortableState) -> None:
         """Let layers load what they save themselves."""

@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 from hvdtrain.backends.pipeline.checks import uses_another_stage
 from hvdtrain.backends.pipeline.messages import Bytes, Message, SentTensor
 from hvdtrain.backends.pipeline.pipeline import Call, StagePassesBase
-from hvdtrain.backends.torch.probes import state_kept
+from hvdtrain.backends.torch.probes import as_array, state_kept
 from hvdtrain.backends.torch.state.model_state import ModelState
 from hvdtrain.backends.torch.task_model import autocast
 from hvdtrain.models.block import called_in_order, parts_of
@@ -119,11 +119,7 @@ def outputs_of(
         model.train(training)
         arguments, named = copies(call)
         found = pytree.tree_leaves((StageModel(blocks) if in_blocks else model)(*arguments, **named))
-        return [_array(value) if isinstance(value, torch.Tensor) else value for value in found]
-
-
-def _array(tensor: torch.Tensor) -> Any:
-    return (tensor.double() if tensor.is_floating_point() else tensor).numpy()
+        return [as_array(value) if isinstance(value, torch.Tensor) else value for value in found]
 
 
 def copies(value: Any) -> Any:
@@ -163,11 +159,8 @@ class StagePasses(StagePassesBase):
     def compute_loss(self, place: int, call: Call) -> list[torch.Tensor | None]:
         """Do both passes of a micro-batch in the last stage."""
         leaves = self._leaves(call)
-        _, weights, gradient_weights = self.counted(place)
-        losses, own, rows = self._values(place, call)
-        scaled = self._update.scale(gradient_weights)
-        self._update.backward(losses, scaled if own is None else scaled * own)
-        self._add(rows.detach(), weights)
+        losses, own, gradient_weights = self._values(place, call)
+        self._update.backward(losses, gradient_weights if own is None else gradient_weights * own)
         return [leaf.grad for leaf in leaves]
 
     @torch.no_grad()
@@ -175,7 +168,7 @@ class StagePasses(StagePassesBase):
         """Return the outputs of a call; in the last stage, take in the metrics."""
         if not self._layout.is_last_stage:
             return self._computed(place, call)
-        self._add(self._values(place, call).rows, self.counted(place)[1])
+        self._values(place, call)
         return None
 
     def taken(self) -> Any:
@@ -190,15 +183,16 @@ class StagePasses(StagePassesBase):
         with autocast(computation.precision, computation.device):
             return computation.model(*copies(call[0]), **copies(call[1]))
 
-    def _values(self, place: int, call: Call) -> Any:
-        """Return losses and values of the samples of a micro-batch, in the last stage."""
-        micro_batch, weights, _ = self.counted(place)
+    def _values(self, place: int, call: Call) -> tuple[Any, Any, torch.Tensor]:
+        """Take in the values of a micro-batch in the last stage; return losses and what each counts for."""
+        micro_batch, weights, gradient_weights = self.counted(place)
         self._called.run = lambda *_, **__: self._computed(place, call)
         with autocast(self._computation.precision, self._computation.device):
             losses, metrics = self._objective(self._called, micro_batch)
-        values = self._computation.values({"loss": losses, **metrics}, len(weights))
+        losses, own, rows = self._computation.values({"loss": losses, **metrics}, len(weights))
         self.forms[self._computation.is_training] = self._computation.names, self._computation.weighted
-        return values
+        self._add(rows.detach(), weights)
+        return losses, own, gradient_weights
 
     def _leaves(self, call: Call) -> list[torch.Tensor]:
         """Return the tensors that a stage was given whose gradients the stage before needs."""

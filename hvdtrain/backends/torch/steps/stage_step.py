@@ -11,8 +11,7 @@ from torch import nn
 from hvdtrain.backends.pipeline.checks import blocks_of
 from hvdtrain.backends.pipeline.stage_step import StageStepBase, StateOfStage
 from hvdtrain.backends.portable.names import Renaming
-from hvdtrain.backends.step_metrics import PendingVector
-from hvdtrain.backends.torch.batches import TorchBatch, TorchPending
+from hvdtrain.backends.torch.batches import TorchBatch
 from hvdtrain.backends.torch.reduction.broadcast import broadcast_tensors
 from hvdtrain.backends.torch.reduction.reducer import summed_meanwhile
 from hvdtrain.backends.torch.state.model_state import ModelState
@@ -30,7 +29,6 @@ from hvdtrain.backends.torch.task_model import (
     float_bits_of,
     make_model,
 )
-from hvdtrain.backends.workers import peer_errors
 from hvdtrain.data.feed import HostBatch
 from hvdtrain.workers.agreement import WorkerPlace
 
@@ -81,7 +79,7 @@ class StagedUpdate(Update):
 class StageStep(StageStepBase, PlainStep):
     """The part of a step that a worker with a stage of the model does; the arguments are ``PlainStep``'s."""
 
-    framework, pending = "torch", TorchPending
+    framework = "torch"
     on_host = staticmethod(lambda tensor: tensor.cpu().numpy())
     module, parts_of_stage = stage_passes, (StagedState, StagedUpdate)
     state: StagedState
@@ -129,29 +127,17 @@ class StageStep(StageStepBase, PlainStep):
         """Collective. Copy the tensors of the first replica to the others."""
         self.state.broadcast()
 
-    def train(self, batch: TorchBatch, learning_rate: float, signals: Sequence[float]) -> PendingVector:
-        """Collective. Do a step."""
-        computation, update, passes = self.computation, self.update, self.passes
-        update.zero_grad()
-        update.expect(len(batch.weights), batch.in_warmup)
-        passes.begin(batch, training=True)
-        passes.train(len(batch.weights))
-        unused = update.fill_in_unused()
-        names, weighted = self.agreed_form(True)
-        numbers = computation.numbers(unused, signals)
-        sums = passes.sums if passes.sums is not None else numbers.new_zeros(len(names) + len(weighted))
-        vector = torch.cat((sums, numbers))
-        vector = update.apply(vector, (names, weighted), batch.reduced_weight, learning_rate)
-        update.ema(batch.step + 1)
-        return TorchPending(names, vector, batch.total_weight, unused, weighted)
+    def gradients(self, batch: TorchBatch) -> torch.Tensor:
+        """Collective. Add to the gradients of the stage; return the weighted sums, zeros before the last."""
+        self.passes.begin(batch, training=True)
+        self.passes.train(len(batch.weights))
+        form = self.computation.names, self.computation.weighted = self.agreed_form(True)
+        sums: torch.Tensor = self.own_sums(self.passes.sums, form)
+        return sums
 
-    def summed(self, own: torch.Tensor | None, count: int, signals: Sequence[float]) -> torch.Tensor:
-        """Collective. Return the vector of an evaluation, summed over workers, of this worker's sums."""
-        numbers = self.computation.numbers([], signals)
-        vector = torch.cat((numbers.new_zeros(count) if own is None else own, numbers))
-        with peer_errors():
-            hvd.allreduce_(vector, op=hvd.Sum, name="hvdtrain.eval_metrics")
-        return vector
+    def zeros(self, count: int) -> torch.Tensor:
+        """Return so many zeros on the device."""
+        return torch.zeros(count, device=self.computation.device)
 
     def dry_run(
         self, batch: TorchBatch, training: bool, draws: Sequence[str] = ()

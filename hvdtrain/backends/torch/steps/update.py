@@ -3,19 +3,19 @@
 from collections.abc import Callable, Sequence
 from functools import partial
 from operator import attrgetter, is_
+from typing import Any
 
 import horovod.torch as hvd
 import torch
 
 from hvdtrain.backends.optimizers import MAIN
-from hvdtrain.backends.options import GROWTH_INTERVAL, INITIAL_SCALE, LOWEST_SCALE, LossScaleBase
+from hvdtrain.backends.options import LOWEST_SCALE, LossScaleBase
 from hvdtrain.backends.reduction import GradientReducer
 from hvdtrain.backends.reduction.shards import OwnSegment
 from hvdtrain.backends.step_metrics import NORM_INDEX, OVERFLOW_INDEX
 from hvdtrain.backends.steps import PartsBase
 from hvdtrain.backends.torch.reduction.flat import laid_out_as
-from hvdtrain.backends.torch.reduction.sharded_parameters import Bucket, Sharded, ShardedParameters, memory_of
-from hvdtrain.backends.workers import Sized
+from hvdtrain.backends.torch.reduction.sharded_parameters import Bucket, Sharded, memory_of
 from hvdtrain.errors import TaskError
 from hvdtrain.host.cores import keep_freed
 
@@ -27,14 +27,6 @@ _Gradients = tuple[list[torch.Tensor | None], list[int]]
 
 class LossScale(LossScaleBase):
     """Keeps the gradients of fp16 in its range: they are scaled up before and down after."""
-
-    def __init__(
-        self, workers: Sized, initial: float = INITIAL_SCALE, growth_interval: int = GROWTH_INTERVAL
-    ) -> None:
-        super().__init__(workers, growth_interval)
-        self.value = initial
-        self.is_exhausted = False
-        self._steps_since_change = 0
 
     def to_broadcast(self) -> torch.Tensor:
         """Return what differs from step to step, for another worker to continue from."""
@@ -52,16 +44,13 @@ class LossScale(LossScaleBase):
         if is_finite:
             for gradient in gradients:
                 gradient.div_(self.factor)
-        self._adapt(is_finite)
-        return is_finite
-
-    def _adapt(self, is_finite: bool) -> None:
         self.is_exhausted = not is_finite and self.value <= LOWEST_SCALE
         self._steps_since_change += 1
         if not is_finite:
             self.value, self._steps_since_change = max(LOWEST_SCALE, self.value / 2), 0
         elif self._steps_since_change >= self._growth_interval:
             self.value, self._steps_since_change = self.value * 2, 0
+        return is_finite
 
 
 class Update:
@@ -79,6 +68,7 @@ class Update:
         self._parameters = [entry.tensor for entry in parts.trainable]
         self._optimizer = parts.optimizers[MAIN]
         self._reducer = reducer or parts.reducer
+        self._shards: Any = parts.shards
         self._ema, self._clock, self._clip_norm = parts.ema, parts.clock, parts.config.clip_norm
         self._expected = self._passes = 0
         self._lent: _Gradients = [], []
@@ -188,8 +178,9 @@ class Update:
         self._optimizer.zero_grad()
 
     def ema(self, step: int) -> None:
-        """Take the weights into their moving average."""
-        self._ema.update(self._ema.share(step))
+        """Take the weights into their moving average; local steps leave that to ``synchronize``."""
+        if not self._is_local:
+            self._ema.update(self._ema.share(step))
 
     def _with_reached(self, vector: torch.Tensor) -> torch.Tensor:
         """Return a step's vector with a 1 for each parameter that has a gradient here, 0 for the others."""
@@ -272,18 +263,8 @@ def scale_to_norm(gradients: list[torch.Tensor], norm: torch.Tensor, clip_norm: 
     torch._foreach_mul_(gradients, float(torch.clamp(clip_norm / (norm + 1e-6), max=1.0)))
 
 
-def all_agree(is_finite: bool) -> bool:
-    """Collective. Return whether something holds on all workers of the job."""
-    lost = torch.tensor([0.0 if is_finite else 1.0])
-    return not hvd.allreduce(lost, op=hvd.Sum, name="hvdtrain.overflow").item()
-
-
 class ShardedUpdate(Update):
     """The update of a step after which every worker has the whole gradient and updates its part."""
-
-    def __init__(self, parts: PartsBase, reducer: GradientReducer | None = None) -> None:
-        self._shards: ShardedParameters = parts.shards
-        super().__init__(parts, reducer)
 
     def zero_grad(self) -> None:
         for parameter in self._parameters:
@@ -365,4 +346,8 @@ class ShardedGradientsUpdate(ShardedUpdate):
     def _gradients(self) -> list[torch.Tensor]:
         return self._sums
 
-    _agreed = staticmethod(all_agree)
+    @staticmethod
+    def _agreed(is_finite: bool) -> bool:
+        """Collective. Return whether the gradients of all workers are finite."""
+        lost = torch.tensor([0.0 if is_finite else 1.0])
+        return not hvd.allreduce(lost, op=hvd.Sum, name="hvdtrain.overflow").item()
