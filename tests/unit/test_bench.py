@@ -68,9 +68,9 @@ RESULT = {
     ],
 )
 def test_a_part_that_cannot_be_is_not_trustworthy(part, said):
-    text = describe_job({**RESULT, "part_seconds": {"compute": part.to_dict()}})
-    assert said in text
-    (warning,) = doubtful_parts({"compute": part}, 0.01)
+    document = {**RESULT, "part_seconds": {"compute": part.to_dict()}}
+    assert said in describe_job(document)
+    (warning,) = doubtful_parts(document)
     assert warning.startswith("computing cannot be more than all of a step")
 
 

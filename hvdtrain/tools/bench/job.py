@@ -90,7 +90,7 @@ def _measured(run: TrainingRun, request: Request) -> dict[str, Any] | None:
         most = min(max(*way.sizes, MIB), MOST_BYTES)
     before = CpuTimes.now(workers.host)
     steps = measure_steps(run, seconds=request.seconds, splits=request.splits)
-    notes = [*run.notes(), *steps.notes, *notes_on(config)]
+    notes = [*run.notes(), *steps["notes"], *notes_on(config)]
     sums = []
     if most is not None and workers.size > 1:
         limit = max(request.seconds, _LEAST_MESSAGE_SECONDS)
@@ -115,15 +115,10 @@ def _measured(run: TrainingRun, request: Request) -> dict[str, Any] | None:
         ).batch.global_batch,
         "threads": config.threads or threads_per_worker(workers.local_size),
         "reduction": model.reduction,
-        "steps_timed": steps.count,
-        "first_loss": steps.first_loss,
-        "step_seconds": steps.seconds.to_dict(),
-        "mean_step_seconds": steps.means.to_dict(),
-        "samples_per_second": steps.speed.to_dict(),
-        "part_seconds": {name: part.to_dict() for name, part in steps.parts.items()},
+        **steps,
         "all_reduce": [{"bytes": size, "horovod_seconds": one.to_dict()} for size, one in sums],
         "exchange": None if way is None else asdict(way),
-        "warnings": [*busy_hosts(times), *doubtful_parts(steps.parts, steps.means.median)],
+        "warnings": [*busy_hosts(times), *doubtful_parts(steps)],
         "notes": [*notes, "evaluations, checkpoints, logs and callbacks are left out"],
     }
 
@@ -133,11 +128,19 @@ def describe_job(document: Mapping[str, Any]) -> str:
     workers = document["workers"]
     over = f" over {document['controller']}" if workers > 1 else ""
     step = Spread(**document["step_seconds"])
+    mean = Spread(**document["mean_step_seconds"])
     rows = [
         ("speed", f"{Spread(**document['samples_per_second']).describe(0)} samples/s"),
         ("step", f"{_in_ms(step)}, {document['steps_timed']:,} steps timed"),
-        *_part_rows(document),
     ]
+    parts = {name: Spread(**part) for name, part in document["part_seconds"].items()}
+    rows += [("mean step", f"{_in_ms(mean)}, of which")] if parts else []
+    for name, part in parts.items():
+        is_nothing, share = part.low == part.high == 0, part.median / mean.median
+        noise = "; not above the noise" if part.low <= 0 and not is_nothing else ""
+        doubt = "" if _can_be(share) else "; not trustworthy"
+        if workers > 1 or not is_nothing:  # one worker waits for nobody
+            rows.append((f"  {_PARTS[name]}", f"{_in_ms(part)}, {share:.0%} of it{noise}{doubt}"))
     if document["threads"]:
         rows.append(("threads", f"{document['threads']} for each worker's computation"))
     if workers > 1:
@@ -149,7 +152,10 @@ def describe_job(document: Mapping[str, Any]) -> str:
         f"{document['global_batch']:,} samples a step",
         *(f"  {name:<{width}}  {text}" for name, text in rows),
         *(["  all-reduce"] if sums else []),
-        *(_sum_row(one["bytes"], one["horovod_seconds"]["median"]) for one in sums),
+        *(
+            f"    {words_for_size(size):>8}  {seconds * 1e6:>10,.0f} us  {size / seconds / 1e6:>7,.0f} MB/s"
+            for size, seconds in ((one["bytes"], one["horovod_seconds"]["median"]) for one in sums)
+        ),
         *notes_and_warnings([document]),
     ])  # fmt: skip
 
@@ -165,9 +171,10 @@ def notes_and_warnings(documents: Iterable[Mapping[str, Any]]) -> list[str]:
     return list(dict.fromkeys(lines))
 
 
-def doubtful_parts(parts: Mapping[str, Spread], mean: float) -> list[str]:
+def doubtful_parts(document: Mapping[str, Any]) -> list[str]:
     """Return a warning if a part of a mean step is more than all of it or less than nothing."""
-    wrong = [_PARTS[name] for name, part in parts.items() if not _can_be(part.median / mean)]
+    mean, parts = document["mean_step_seconds"]["median"], document["part_seconds"]
+    wrong = [_PARTS[name] for name, part in parts.items() if not _can_be(part["median"] / mean)]
     if not wrong:
         return []
     return [
@@ -177,26 +184,6 @@ def doubtful_parts(parts: Mapping[str, Spread], mean: float) -> list[str]:
     ]
 
 
-def _part_rows(document: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return the mean step and its parts, which add up to it; nothing if they were not measured."""
-    parts = {name: Spread(**part) for name, part in document["part_seconds"].items()}
-    if not parts:
-        return []
-    mean = Spread(**document["mean_step_seconds"])
-    if document["workers"] == 1:  # which waits for nobody
-        parts = {name: part for name, part in parts.items() if (part.low, part.high) != (0, 0)}
-    rows = [("mean step", f"{_in_ms(mean)}, of which")]
-    return rows + [(f"  {_PARTS[name]}", _part(part, mean.median)) for name, part in parts.items()]
-
-
-def _part(part: Spread, mean_seconds: float) -> str:
-    is_nothing = part.low == part.high == 0
-    noise = "; not above the noise" if part.low <= 0 and not is_nothing else ""
-    share = part.median / mean_seconds
-    doubt = "" if _can_be(share) else "; not trustworthy"
-    return f"{_in_ms(part)}, {share:.0%} of it{noise}{doubt}"
-
-
 def _can_be(share: float) -> bool:
     """Return whether a part can have this share of a step, as it is shown in whole percents."""
     return 0 <= round(100 * share) <= 100
@@ -204,10 +191,6 @@ def _can_be(share: float) -> bool:
 
 def _in_ms(seconds: Spread) -> str:
     return f"{seconds.times(1e3).describe()} ms"
-
-
-def _sum_row(size: int, seconds: float) -> str:
-    return f"    {words_for_size(size):>8}  {seconds * 1e6:>10,.0f} us  {size / seconds / 1e6:>7,.0f} MB/s"
 
 
 def notes_on(config: Config) -> list[str]:

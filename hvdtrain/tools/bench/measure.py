@@ -2,7 +2,7 @@
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from hvdtrain.backends.base import Backend
@@ -31,19 +31,6 @@ from hvdtrain.workers.agreement import Workers
 
 _FIRST_STEPS = 5  # which show how many fit into the time
 _BLOCKS = 5  # with the other workers, and as many without
-
-
-@dataclass(frozen=True)
-class Steps:
-    """What was measured of a job's steps."""
-
-    seconds: Spread  # how long a step takes: the blocks' medians
-    means: Spread  # the blocks' mean steps
-    speed: Spread  # samples/s of all workers together
-    parts: dict[str, Spread]  # the parts of the mean step, by name; empty if they were not measured
-    count: int  # how many steps were timed
-    first_loss: float  # the loss of the first step; of local steps, the mean up to the first synchronisation
-    notes: Sequence[str] = ()  # the notes of the training
 
 
 def check_rounds(config: Config) -> None:
@@ -76,8 +63,8 @@ def session_alone(run: TrainingRun, plan: TrainingPlan, readers: Readers) -> Ses
     return new_session(replace(run, backend=alone, task_data=task_data), ResumePoint(), readers)
 
 
-def measure_steps(run: TrainingRun, *, seconds: float, splits: bool) -> Steps:
-    """Collective. Train, and return how long steps take."""
+def measure_steps(run: TrainingRun, *, seconds: float, splits: bool) -> dict[str, Any]:
+    """Collective. Train, and return how long steps take, as fields of a job's document."""
     run, workers = run.with_config(bench_config(run.config)), run.backend.workers
     with tried_session(run) as (session, readers, notes):
         sessions = [session]
@@ -85,10 +72,10 @@ def measure_steps(run: TrainingRun, *, seconds: float, splits: bool) -> Steps:
             ACTIVITY.enter("building a second model", is_long=True)
             sessions.append(session_alone(run, session.plan(), readers))
         found = _measure(sessions, seconds, has_parts=len(sessions) > 1 or workers.size == 1)
-    return replace(found, notes=(*notes, *found.notes))
+    return {**found, "notes": [*notes, *found["notes"]]}
 
 
-def _measure(sessions: Sequence[Session], seconds: float, *, has_parts: bool) -> Steps:
+def _measure(sessions: Sequence[Session], seconds: float, *, has_parts: bool) -> dict[str, Any]:
     """Collective. Run the blocks of the job, and of each worker on its own if there is a session for it."""
     plan, workers = sessions[0].plan(), sessions[0].backend.workers
     recorders = [Recorder() for _ in sessions]
@@ -107,12 +94,16 @@ def _measure(sessions: Sequence[Session], seconds: float, *, has_parts: bool) ->
     rounds = [[run(place, steps) for place in places] for _ in range(_BLOCKS)]
     splits = [split_of(blocks[0], blocks[1] if len(blocks) > 1 else None) for blocks in rounds]
     means = [blocks[0].mean_seconds for blocks in rounds]
-    return Steps(
-        Spread.of([statistics.median(blocks[0].step_seconds[0]) for blocks in rounds]),
-        Spread.of(means),
-        Spread.of([plan.batch.global_batch / mean for mean in means]),
-        {name: Spread.of([split[name] for split in splits]) for name in PARTS} if has_parts else {},
-        _BLOCKS * steps,
-        recorders[0].first_loss or 0.0,
-        recorders[0].notes,
-    )
+    spreads = {
+        "step_seconds": [statistics.median(blocks[0].step_seconds[0]) for blocks in rounds],
+        "mean_step_seconds": means,
+        "samples_per_second": [plan.batch.global_batch / mean for mean in means],
+    }
+    parts = {name: [split[name] for split in splits] for name in PARTS} if has_parts else {}
+    return {
+        "steps_timed": _BLOCKS * steps,
+        "first_loss": recorders[0].first_loss or 0.0,
+        **{name: Spread.of(values).to_dict() for name, values in spreads.items()},
+        "part_seconds": {name: Spread.of(values).to_dict() for name, values in parts.items()},
+        "notes": recorders[0].notes,
+    }

@@ -79,19 +79,20 @@ def run_plan(layers: list[Layer], options: PlanOptions) -> None:
     if not launched_rank():
         check_writable(options.json_path, options.picture, read=config_files(layers))
         check_picture(options.picture)
+    documents: Documents = []
     with said_if_interrupted():
-        documents = _documents(layers, options, launched=launched)
+        if not launched:
+            documents = _launched_here(layers, options)
+        elif found := bench_job(layers, Request(options.seconds, plan=True), partial(check_hosts, options)):
+            documents = [found]
     if documents:
         plan = make_plan(documents, options)
         paths = options.json_path, options.picture
         show_found(plan.describe(), plan.to_document(), *paths, lambda _, path: draw(plan.curves(), path))
 
 
-def _documents(layers: list[Layer], options: PlanOptions, *, launched: bool) -> Documents:
-    """Collective under a launcher. Return what was measured; nothing on ranks other than 0."""
-    if launched:
-        found = bench_job(layers, Request(options.seconds, plan=True), partial(check_hosts, options))
-        return [] if found is None else [found]
+def _launched_here(layers: list[Layer], options: PlanOptions) -> Documents:
+    """Check what is launched here, and return what was measured."""
     if not any(layer.values.get("framework") for layer in layers):
         raise UsageError("no framework is given", "Add --framework torch or --framework tf.")
     task_class, config = settle(layers)  # what is wrong is reported before workers are started
@@ -130,7 +131,19 @@ def count_gpus(framework: str) -> int:
 def measure_here(layers: list[Layer], options: PlanOptions, *, gpus: int = 0) -> Documents:
     """Launch a job on this host over each controller; what one measured counts if the other fails."""
     workers = options.num_proc or gpus or len(os.sched_getaffinity(0))
-    _check_places(workers, gpus)
+    if workers < 2:
+        places, more, cpu = ("GPU", "GPUs", ", with --device cpu") if gpus else ("core", "cores", "")
+        raise UsageError(
+            f"a plan is computed from sums over two workers or more, and this host has one {places}",
+            f"Plan on a host with more {more}{cpu}, or on several hosts: horovodrun -np 2 -H host1:1,host2:1 "
+            "python -m hvdtrain plan ...",
+        )
+    if 0 < gpus < workers:
+        raise UsageError(
+            f"{workers} workers need a GPU each; this host has {gpus}",
+            "Give fewer workers (-np), two at least, or --device cpu.",
+        )
+    check_slots((workers,), None)
     check_cluster(1, workers, options)
     build = installed_build()
     controllers = ("gloo", "mpi") if build is not None and build.mpi else ("gloo",)
@@ -154,23 +167,6 @@ def measure_here(layers: list[Layer], options: PlanOptions, *, gpus: int = 0) ->
     for one in found:
         one["notes"] += [f"left out: {error.problem}" for error in failures]
     return found
-
-
-def _check_places(workers: int, gpus: int) -> None:
-    """Check that there are two workers or more, and a core and, if they have GPUs, one of those for each."""
-    if workers < 2:
-        places, more, cpu = ("GPU", "GPUs", ", with --device cpu") if gpus else ("core", "cores", "")
-        raise UsageError(
-            f"a plan is computed from sums over two workers or more, and this host has one {places}",
-            f"Plan on a host with more {more}{cpu}, or on several hosts: horovodrun -np 2 -H host1:1,host2:1 "
-            "python -m hvdtrain plan ...",
-        )
-    if 0 < gpus < workers:
-        raise UsageError(
-            f"{workers} workers need a GPU each; this host has {gpus}",
-            "Give fewer workers (-np), two at least, or --device cpu.",
-        )
-    check_slots((workers,), None)
 
 
 def check_cluster(hosts: int, slots: int, options: PlanOptions) -> None:

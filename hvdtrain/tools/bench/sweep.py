@@ -56,11 +56,9 @@ def run_bench(layers: list[Layer], options: BenchOptions) -> None:
     check_is_not_launched("bench --sweep")
     with said_if_interrupted():
         swept = run_sweep(layers, options)
-    show_found(describe_sweep(swept), swept, options.json_path, options.picture, _draw)
-
-
-def _draw(document: dict[str, Any], path: Path) -> None:
-    draw({"measured": [(row["workers"], Spread(**row["efficiency"])) for row in document["sweep"]]}, path)
+    curve = {"measured": [(row["workers"], Spread(**row["efficiency"])) for row in swept["sweep"]]}
+    paths = options.json_path, options.picture
+    show_found(describe_sweep(swept), swept, *paths, lambda _, path: draw(curve, path))
 
 
 def run_sweep(layers: list[Layer], options: BenchOptions) -> dict[str, Any]:
@@ -76,7 +74,19 @@ def run_sweep(layers: list[Layer], options: BenchOptions) -> dict[str, Any]:
             say(f"{counted(count, 'worker')} ...")
             launcher = horovodrun(count, hosts, options.controller)
             documents.append(run_job(layers, request, launcher, folder, counted(count, "worker")))
-    return sweep_of(documents)
+    # efficiency is relative to the first one, of the fewest workers
+    base = documents[0]["samples_per_second"]["median"] / documents[0]["workers"]
+    rows = [
+        {
+            "workers": one["workers"],
+            "samples_per_second": one["samples_per_second"],
+            "mean_step_seconds": one["mean_step_seconds"],
+            "efficiency": Spread(**one["samples_per_second"]).times(1 / (one["workers"] * base)).to_dict(),
+            "jobs": [one],
+        }
+        for one in documents
+    ]
+    return {"version": VERSION, "notes": note_on_threads(documents), "sweep": rows}
 
 
 def run_job(
@@ -93,22 +103,6 @@ def run_job(
 def work(values: dict[str, Any]) -> dict[str, Any] | None:
     """Collective. Measure a job as values say, and return what was found, on rank 0."""
     return bench_job(layers_from_json(values["layers"]), Request(**values["request"]))
-
-
-def sweep_of(documents: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return the document of jobs, with efficiency relative to the first one, of the fewest workers."""
-    base = documents[0]["samples_per_second"]["median"] / documents[0]["workers"]
-    rows = [
-        {
-            "workers": one["workers"],
-            "samples_per_second": one["samples_per_second"],
-            "mean_step_seconds": one["mean_step_seconds"],
-            "efficiency": Spread(**one["samples_per_second"]).times(1 / (one["workers"] * base)).to_dict(),
-            "jobs": [one],
-        }
-        for one in documents
-    ]
-    return {"version": VERSION, "notes": note_on_threads(documents), "sweep": rows}
 
 
 def describe_sweep(document: dict[str, Any]) -> str:

@@ -1,6 +1,5 @@
 """What every host collects, alone, over ssh and under a launcher alike, with a listener for the others."""
 
-import contextlib
 import hmac
 import json
 import os
@@ -18,7 +17,7 @@ import threading
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from hashlib import blake2b
 from importlib import metadata
@@ -184,7 +183,7 @@ class _Listener(socketserver.ThreadingTCPServer):
     token = ""
 
     def finish_request(self, request: Any, client_address: Any) -> None:
-        with contextlib.suppress(OSError, struct.error):
+        with suppress(OSError, struct.error):
             request.settimeout(_SESSION_SECONDS)
             request.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if not hmac.compare_digest(receive_exactly(request, _TOKEN_BYTES), self.token.encode()):
@@ -192,7 +191,7 @@ class _Listener(socketserver.ThreadingTCPServer):
             request.sendall(struct.pack(">d", time.time()))
 
 
-class Listeners(contextlib.ExitStack):
+class Listeners(ExitStack):
     """Context manager: the listeners of a host, one per interface. Open connections end by themselves."""
 
     def __init__(self, interfaces: Mapping[str, list[str]]) -> None:
@@ -200,7 +199,7 @@ class Listeners(contextlib.ExitStack):
         token = secrets.token_hex(_TOKEN_BYTES // 2)
         self.endpoints: dict[str, list[Any]] = {}
         for name, addresses in list(interfaces.items())[:_MAX_LISTENERS]:
-            with contextlib.suppress(OSError):  # the address has just been removed
+            with suppress(OSError):  # the address has just been removed
                 server = _Listener((addresses[0].partition("/")[0], 0), socketserver.BaseRequestHandler)
                 server.token = token
                 threading.Thread(target=server.serve_forever, args=(0.1,), daemon=True).start()
@@ -234,7 +233,7 @@ def machine_info(run_dir: Path) -> dict[str, Any]:
     """Return what a host reports about itself, in JSON's types. The run directory need not exist yet."""
     own = socket.gethostname()
     directory = ""
-    with contextlib.suppress(OSError):  # it was removed
+    with suppress(OSError):  # it was removed
         directory = os.getcwd()
     return {
         "hostname": own,
@@ -254,7 +253,7 @@ def machine_info(run_dir: Path) -> dict[str, Any]:
 
 def addresses_of(name: str) -> list[str]:
     """Return the IPv4 addresses that a name resolves to on this host; empty if it does not resolve."""
-    with contextlib.suppress(OSError, UnicodeError):
+    with suppress(OSError, UnicodeError):
         return sorted({str(info[4][0]) for info in socket.getaddrinfo(name, None, socket.AF_INET)})
     return []
 
@@ -295,7 +294,7 @@ def _gpus() -> dict[str, Any]:
     """Return the cards that nvidia-smi lists, or its error."""
     if (program := shutil.which("nvidia-smi")) is None:
         return {"cards": [], "error": ""}
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         words = [program, f"--query-gpu={','.join(_CARD.values())}", "--format=csv,noheader,nounits"]
         done = run_limited(words, _PROGRAM_SECONDS)
         if done.code == 0:
@@ -337,20 +336,14 @@ def collect(transport: Transport, options: CheckOptions, host_info: dict[str, An
     _look_for_shared_directory(transport, leaders, options)
     with Listeners(host_info["interfaces"] if is_leader and len(leaders) > 1 else {}) as listeners:
         endpoints = transport.allgather("endpoints", listeners.endpoints, _STEP_SECONDS)
-        others = [index for index in leaders if index != transport.index and endpoints[index]]
-        links = _connect({index: endpoints[index] for index in others}) if is_leader else {}
+        others = [index for index in leaders if is_leader and index != transport.index and endpoints[index]]
+        tries = [(index, name, end) for index in others for name, end in endpoints[index].items()]
+        with ThreadPoolExecutor(_MAX_CONNECTING_THREADS) as pool:
+            results = list(pool.map(lambda one: connect(one[2]), tries))
+        links: dict[str, dict[str, Any]] = {str(index): {} for index in others}  # by agent and interface
+        for (index, name, _), result in zip(tries, results, strict=True):
+            links[str(index)][name] = result
         transport.allgather("links", links, _STEP_SECONDS)
-
-
-def _connect(endpoints: dict[int, dict[str, list[Any]]]) -> dict[str, dict[str, Any]]:
-    """Connect to all listeners of the other hosts; return the results by agent and interface."""
-    tries = [(index, name, end) for index, of_host in endpoints.items() for name, end in of_host.items()]
-    with ThreadPoolExecutor(_MAX_CONNECTING_THREADS) as pool:
-        results = list(pool.map(lambda one: connect(one[2]), tries))
-    links: dict[str, dict[str, Any]] = {str(index): {} for index in endpoints}
-    for (index, name, _), result in zip(tries, results, strict=True):
-        links[str(index)][name] = result
-    return links
 
 
 def _look_for_shared_directory(transport: Transport, leaders: list[int], options: CheckOptions) -> None:

@@ -191,16 +191,14 @@ def _reduce_in_child(framework: str) -> dict[str, Any]:
         if line.startswith(_PREFIX):
             result: dict[str, Any] = json.loads(line.removeprefix(_PREFIX))
             return result
-    return _LATE if done.code is None else {"error": _exit_reason(done.code, done.errors)}
-
-
-def _exit_reason(code: int, stderr: str) -> str:
-    """Return why the child failed. Gloo prints its exception before it aborts the process."""
-    lines = ["", *(line.strip() for line in stderr.splitlines() if line.strip())]
+    if (code := done.code) is None:
+        return _LATE
+    # Gloo prints its exception before it aborts the process
+    lines = ["", *(line.strip() for line in done.errors.splitlines() if line.strip())]
     what = next((line for line in lines if line.startswith("what():")), lines[-1])
     text = re.sub(r"\[[^]]*\] ", "", what.removeprefix("what():").strip())[:200]
     ended = f"ended with {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-    return f"{ended}: {text}" if text else ended
+    return {"error": f"{ended}: {text}" if text else ended}
 
 
 def _reduce(framework: str) -> dict[str, Any]:
