@@ -73,7 +73,18 @@ def plan_charts(logs: Sequence[RunLog]) -> tuple[list[Chart], list[str]]:
     if max(lengths, default=0) > limit:
         text = "points are thinned out: of neighbours, the lowest and the highest are drawn."
         notes.append(f"Curves of more than {limit:,} {text}")
-    return [_chart(title, lines, limit) for title, lines in shown], notes
+    charts = []
+    for title, lines in shown:
+        thinned = []
+        for run, curve in lines:
+            kept = thin(curve.values, limit)
+            axes = {name: places[kept] for name, places in curve.axes.items()}
+            thinned.append(Line(run, Curve(curve.phase, curve.name, axes, curve.values[kept])))
+        values = np.concatenate([line.curve.values for line in thinned])
+        lowest, highest = np.nanmin(values), np.nanmax(values)
+        is_loss = lines[0].curve.name.endswith("loss")
+        charts.append(Chart(title, thinned, bool(is_loss and highest > _LOGARITHMIC * lowest > 0)))
+    return charts, notes
 
 
 def _key_of(curve: Curve) -> tuple[int, int, str] | None:
@@ -90,18 +101,6 @@ def _is_shown(lines: Sequence[Line]) -> bool:
     """Return whether there are numbers, which are not the same number of workers all the time."""
     values = np.concatenate([line.curve.values for line in lines])
     return len(np.unique(values[np.isfinite(values)])) > (lines[0].curve.name == WORKERS)
-
-
-def _chart(title: str, lines: Sequence[Line], limit: int) -> Chart:
-    thinned = []
-    for run, curve in lines:
-        kept = thin(curve.values, limit)
-        axes = {name: places[kept] for name, places in curve.axes.items()}
-        thinned.append(Line(run, Curve(curve.phase, curve.name, axes, curve.values[kept])))
-    values = np.concatenate([line.curve.values for line in thinned])
-    lowest, highest = np.nanmin(values), np.nanmax(values)
-    is_loss = lines[0].curve.name.endswith("loss")
-    return Chart(title, thinned, bool(is_loss and lowest > 0 and highest > _LOGARITHMIC * lowest))
 
 
 def thin(values: Numbers, limit: int) -> NDArray[np.intp]:

@@ -41,8 +41,13 @@ def write_report(run_dirs: Sequence[Path], output: Path, verified: bool) -> str:
     if output.exists() and not output.is_file():
         raise UsageError(f"-o {output}: it is there and is no file")
     paths, left_out = find_runs(run_dirs)
-
-    page = render(read_for_page(paths, verified))
+    runs = []
+    for name, path in zip(stored_runs.names_of(paths), paths, strict=True):
+        stored, log = stored_runs.read_run(path), read_log(path)
+        history = history_of(path, log, stored.summary)
+        checkpoints = stored_checkpoints(path, verified)
+        runs.append(RunOnPage(stored, row_of(name, stored), log, history, *checkpoints))
+    page = render(runs)
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         write_whole(output, page)
@@ -131,17 +136,6 @@ class RunOnPage(NamedTuple):
         step = checkpoint.manifest and checkpoint.manifest.step
         names = [name for name, best in self.row.best.items() if best.step is not None and best.step == step]
         return f" (best {', '.join(names)})" if names else ""
-
-
-def read_for_page(paths: Sequence[Path], verified: bool) -> list[RunOnPage]:
-    """Read runs."""
-    found = []
-    for name, path in zip(stored_runs.names_of(paths), paths, strict=True):
-        stored, log = stored_runs.read_run(path), read_log(path)
-        history = history_of(path, log, stored.summary)
-        checkpoints = stored_checkpoints(path, verified)
-        found.append(RunOnPage(stored, row_of(name, stored), log, history, *checkpoints))
-    return found
 
 
 def render(runs: Sequence[RunOnPage]) -> str:
