@@ -10,7 +10,7 @@ import pytest
 
 from hvdtrain.errors import DiscoveryError, EnvironmentFault
 from hvdtrain.host.hostfile import HostSlots
-from hvdtrain.tools.doctor.collect import CheckOptions, Listeners, connect, machine_info
+from hvdtrain.tools.doctor.collect import CheckOptions, Listeners, collect_host_info, connect
 from hvdtrain.tools.doctor.command import discovered
 from hvdtrain.tools.doctor.ssh import Coordinator, SshOptions, agent_script
 from hvdtrain.tools.doctor.transports import RendezvousTransport, _Rank0Transport
@@ -33,9 +33,10 @@ def test_a_listener_answers_who_knows_the_token(listeners):
     assert connect([address, port, token])["error"] == "connection refused"
 
 
-def test_machine_info_is_json_and_holds_no_environment(monkeypatch, tmp_path):
+def test_what_a_host_reports_is_json_and_holds_no_environment(monkeypatch, tmp_path):
     monkeypatch.setenv("MY_TOKEN", "hunter2")
-    text = json.dumps(machine_info(tmp_path / "runs" / "deep"))
+    options = CheckOptions((), str(tmp_path / "runs" / "deep"), timeout_seconds=60.0)
+    text = json.dumps(collect_host_info(options, "h", 1))
     assert "hunter2" not in text
     assert not (tmp_path / "runs").exists()
 

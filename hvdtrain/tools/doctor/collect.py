@@ -20,7 +20,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from hashlib import blake2b
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +33,7 @@ from hvdtrain.horovod_build.installed import (
     installed_framework,
     package_folder,
     require_horovod,
+    version_of,
 )
 from hvdtrain.host.hostfile import interfaces, receive_exactly
 from hvdtrain.host.processes import run_limited
@@ -72,9 +72,17 @@ info = {"version": MPI.Get_library_version().split(",")[0].strip()}
 _LAUNCHER_PREFIXES = ("OMPI_", "PMIX_", "PMI_", "PRTE_", "HOROVOD_", "SLURM_")
 
 
-def _run_probe(code: str, seconds: float) -> dict[str, Any]:
-    """Return what code that imports json sets ``info`` to, in a child process; if it fails, its ``error``."""
-    code = f"{code}\nprint({_PREFIX!r} + json.dumps(info), flush=True)"
+def _probe(name: str, seconds: float) -> dict[str, Any]:
+    """Load a framework with Horovod's extension for it, or mpi4py, in a child process.
+
+    Return what the code sets ``info`` to; if it fails, its ``error``.
+    """
+    try:
+        if name in TITLES:
+            require_horovod(name)
+    except HorovodBuildError as error:
+        return {"error": error.problem}
+    code = f"{_CODE[name]}\nprint({_PREFIX!r} + json.dumps(info), flush=True)"
     environ = {key: value for key, value in os.environ.items() if not key.startswith(_LAUNCHER_PREFIXES)}
     environ |= {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
     try:
@@ -108,7 +116,7 @@ def software_info(frameworks: tuple[str, ...], seconds: float) -> dict[str, Any]
             "Python": platform.python_version(),
             "hvdtrain": f"{hvdtrain.__version__}, files {_digest(Path(hvdtrain.__file__).parent)}",
             **{TITLES[name]: installed[name].version if name in installed else "" for name in frameworks},
-            **{title: _package_version(name) for title, name in packages.items()},
+            **{title: version_of(name) for title, name in packages.items()},
             "Horovod": build.identify() if build else "",
             "MPI": mpirun.result(),
         },
@@ -123,23 +131,6 @@ def software_info(frameworks: tuple[str, ...], seconds: float) -> dict[str, Any]
         },
         "gpus": {name: gpus for name, found in probed.items() if (gpus := found.get("gpus"))},
     }
-
-
-def _probe(name: str, seconds: float) -> dict[str, Any]:
-    """Load a framework with Horovod's extension for it, or mpi4py; return what it reports."""
-    try:
-        if name in TITLES:
-            require_horovod(name)
-    except HorovodBuildError as error:
-        return {"error": error.problem}
-    return _run_probe(_CODE[name], seconds)
-
-
-def _package_version(package: str) -> str:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return ""
 
 
 def _mpirun() -> str:
@@ -229,28 +220,6 @@ def connect(endpoint: list[Any]) -> dict[str, Any]:
         return {"error": (getattr(error, "strerror", None) or str(error)).lower()}
 
 
-def machine_info(run_dir: Path) -> dict[str, Any]:
-    """Return what a host reports about itself, in JSON's types. The run directory need not exist yet."""
-    own = socket.gethostname()
-    directory = ""
-    with suppress(OSError):  # it was removed
-        directory = os.getcwd()
-    return {
-        "hostname": own,
-        "addresses": addresses_of(own),
-        "own_addresses": sorted(_own_addresses()),
-        "interfaces": {name: texts for name, texts in interfaces().items() if not _VIRTUAL.match(name)},
-        "directory": directory,
-        "disks": {
-            "run directory": _disk(run_dir),
-            "temporary directory": _disk(Path(tempfile.gettempdir())),
-            "/dev/shm": _disk(Path("/dev/shm")),
-        },
-        "cores": len(os.sched_getaffinity(0)),
-        "gpus": _gpus(),
-    }
-
-
 def addresses_of(name: str) -> list[str]:
     """Return the IPv4 addresses that a name resolves to on this host; empty if it does not resolve."""
     with suppress(OSError, UnicodeError):
@@ -320,12 +289,29 @@ class CheckOptions:
 
 
 def collect_host_info(options: CheckOptions, name: str, slots: int, is_leader: bool = True) -> dict[str, Any]:
-    """Return what an agent reports about its host. Local."""
+    """Return what an agent reports about its host, in JSON's types. Local."""
     identity = {"name": name, "slots": slots, "is_leader": is_leader, "process": os.getpid()}
     if not is_leader:
         return identity
-    software = software_info(options.frameworks, options.timeout_seconds)
-    return {**identity, "software": software, **machine_info(Path(options.run_dir))}
+    own, directory = socket.gethostname(), ""
+    with suppress(OSError):  # it was removed
+        directory = os.getcwd()
+    return {
+        **identity,
+        "software": software_info(options.frameworks, options.timeout_seconds),
+        "hostname": own,
+        "addresses": addresses_of(own),
+        "own_addresses": sorted(_own_addresses()),
+        "interfaces": {name: texts for name, texts in interfaces().items() if not _VIRTUAL.match(name)},
+        "directory": directory,
+        "disks": {
+            "run directory": _disk(Path(options.run_dir)),  # which need not exist yet
+            "temporary directory": _disk(Path(tempfile.gettempdir())),
+            "/dev/shm": _disk(Path("/dev/shm")),
+        },
+        "cores": len(os.sched_getaffinity(0)),
+        "gpus": _gpus(),
+    }
 
 
 def collect(transport: Transport, options: CheckOptions, host_info: dict[str, Any]) -> None:

@@ -1,6 +1,5 @@
 """A check over ssh: an agent on every host, whose answers a coordinator relays over the agents' streams."""
 
-import contextlib
 import json
 import os
 import queue
@@ -11,6 +10,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Mapping
+from contextlib import ExitStack, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any, NamedTuple, cast
@@ -140,13 +140,13 @@ class _Agent:
             raise EnvironmentFault("there is no ssh on this host", remedy) from None
 
     def send(self, message: Any) -> None:
-        with contextlib.suppress(OSError):  # the reading thread notices that the agent has ended
+        with suppress(OSError):  # the reading thread notices that the agent has ended
             self._in.write(json.dumps(message).encode() + b"\n")
             self._in.flush()
 
     def explain_failure(self) -> Finding:
         """Return why the agent ended: by what ssh, if it failed, or its script wrote to standard error."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
+        with suppress(subprocess.TimeoutExpired):
             self.process.wait(_EXIT_SECONDS)
         self._stderr.seek(0)
         text, name = self._stderr.read().decode(errors="replace"), self.name
@@ -171,7 +171,7 @@ class _Agent:
         return Finding(name, "doctor", "fail", found, remedy)
 
     def close(self) -> None:
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             self._in.close()
         try:
             self.process.wait(_EXIT_SECONDS if self.done else 0.1)
@@ -192,7 +192,7 @@ class Coordinator:
 
     def run(self) -> None:
         """Check all hosts in parallel. No agent runs on any of them afterwards."""
-        with contextlib.ExitStack() as stack:
+        with ExitStack() as stack:
             agents: list[_Agent] = []
             for index, host in enumerate(self._hosts):
                 agent = _Agent(host.name, self._ssh)
