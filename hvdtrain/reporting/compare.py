@@ -203,15 +203,13 @@ def print_csv(run_dirs: Iterable[Path], sort: str | None = None) -> None:
         cells |= {f"best_step {name}": best.step for name, best in row.best.items()}
         table.append(cells | {f"config.{name}": row.config.get(name) for name in fields})
     names = list(dict.fromkeys(name for cells in table for name in cells))
+    for cells in table:  # a spreadsheet would take some texts for formulas
+        formulas = ("=", "+", "-", "@", "\t")
+        cells |= {k: f"'{v}" for k, v in cells.items() if isinstance(v, str) and v.startswith(formulas)}
     writer = csv.writer(sys.stdout, lineterminator="\n")
-    writer.writerows([names, *([_cell(cells.get(name)) for name in names] for cells in table)])
+    writer.writerows([names, *([cells.get(name) for name in names] for cells in table)])
     for note in notes:
         print(note, file=sys.stderr)
-
-
-def _cell(value: Any) -> Any:
-    """Return a value for a CSV; of text, one that a spreadsheet does not take for a formula."""
-    return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t")) else value
 
 
 def _read(run_dirs: Iterable[Path], sort: str | None) -> tuple[list[Row], list[str]]:

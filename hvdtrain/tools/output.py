@@ -101,15 +101,10 @@ def parse_size(text: str, most: int = _MOST_BYTES, as_text: str = "4G") -> int:
     return size
 
 
-def config_files(layers: Iterable[Layer]) -> list[Path]:
-    """Return the config files of a job."""
-    return [Path(layer.source) for layer in layers if layer.is_file]
-
-
-def check_writable(*paths: Path | None, read: Iterable[Path] = ()) -> None:
-    """Check that files can be written, and make the folders that they need."""
+def check_writable(*paths: Path | None, layers: Iterable[Layer] = ()) -> None:
+    """Check that files can be written and are no config files; make the folders that they need."""
     given = [path for path in paths if path is not None]
-    kept = {path.resolve() for path in read}
+    kept = {Path(layer.source).resolve() for layer in layers if layer.is_file}
     for number, path in enumerate(given):
         if path.resolve() in kept:
             raise UsageError(

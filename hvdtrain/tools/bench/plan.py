@@ -33,7 +33,7 @@ from hvdtrain.tools.bench.options import USUAL_LINKS, Link, PlanOptions
 from hvdtrain.tools.bench.sweep import run_job
 from hvdtrain.tools.launch import check_slots, horovodrun
 from hvdtrain.tools.message_times import bench_module_name
-from hvdtrain.tools.output import check_writable, config_files, said_if_interrupted, say, show_found
+from hvdtrain.tools.output import check_writable, said_if_interrupted, say, show_found
 from hvdtrain.tools.picture import check_picture, draw
 from hvdtrain.tools.spread import Spread, in_digits
 
@@ -77,7 +77,7 @@ def run_plan(layers: list[Layer], options: PlanOptions) -> None:
                 everywhere=True,
             )
     if not launched_rank():
-        check_writable(options.json_path, options.picture, read=config_files(layers))
+        check_writable(options.json_path, options.picture, layers=layers)
         check_picture(options.picture)
     documents: Documents = []
     with said_if_interrupted():

@@ -32,7 +32,7 @@ from hvdtrain.tools.launch import (
     run_worker,
 )
 from hvdtrain.tools.message_times import MOST_BYTES
-from hvdtrain.tools.output import check_writable, config_files, said_if_interrupted, say, show_found
+from hvdtrain.tools.output import check_writable, said_if_interrupted, say, show_found
 from hvdtrain.tools.picture import check_picture, draw
 from hvdtrain.tools.spread import Spread
 
@@ -44,7 +44,7 @@ def run_bench(layers: list[Layer], options: BenchOptions) -> None:
     check_may_be_elastic(None)
     options.check()
     if not launched_rank():
-        check_writable(options.json_path, options.picture, read=config_files(layers))
+        check_writable(options.json_path, options.picture, layers=layers)
         check_picture(options.picture)
     if not options.sweep:
         most = (options.max_bytes or MOST_BYTES) if options.all_reduce else None

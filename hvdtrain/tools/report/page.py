@@ -159,6 +159,12 @@ def render(runs: Sequence[RunOnPage]) -> str:
     templates.policies["json.dumps_kwargs"] = {"sort_keys": False, "separators": (",", ":")}
     found = [(run.row.name, text) for run in runs for text in (run.row.problem, run.log.problem)]
     problems = [f"{name}: {plain(text)}." for name, text in found if text]
+    configs = []
+    for stored in (run.stored for run in runs[:_MANY]):
+        shown = {"directory": plain(str(stored.path))}
+        if stored.lock.host:
+            shown["last job"] = plain(stored.lock.describe().removeprefix(": "))
+        configs.append(shown | {"comment": "; ".join(stored.header)} | stored_runs.flat(stored.config))
     return templates.from_string(_part("page.html.j2")).render(
         title=f"hvdtrain: {names[0]}" if len(names) == 1 else f"hvdtrain: {len(names)} runs",
         version=hvdtrain.__version__,
@@ -174,17 +180,9 @@ def render(runs: Sequence[RunOnPage]) -> str:
         notes=[*problems, *notes],
         results=results_table(rows),
         differences=differing_fields(rows),
-        configs=[_config_rows(run.stored) for run in runs[:_MANY]],
+        configs=configs,
         metrics_text=stored_runs.metrics_text,
     )
-
-
-def _config_rows(run: StoredRun) -> dict[str, str]:
-    """Return where a run is, its last job, the comment above its config, and all fields of it."""
-    lock, rows = run.lock, {"directory": plain(str(run.path))}
-    if lock.host:
-        rows["last job"] = plain(lock.describe().removeprefix(": "))
-    return rows | {"comment": "; ".join(run.header)} | stored_runs.flat(run.config)
 
 
 def _part(name: str) -> str:

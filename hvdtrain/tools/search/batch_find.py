@@ -34,7 +34,7 @@ from hvdtrain.tools.launch import (
     run_module,
     run_worker,
 )
-from hvdtrain.tools.output import check_writable, config_files, said_if_interrupted, say, show_found
+from hvdtrain.tools.output import check_writable, said_if_interrupted, say, show_found
 from hvdtrain.tools.search.options import BatchOptions
 
 VERSION = 1
@@ -178,7 +178,7 @@ def run_batch_find(layers: list[Layer], options: BatchOptions) -> None:
     """Find a micro-batch, show what was found, and write it where the options say."""
     check_may_be_elastic(None)
     check_is_not_launched("batch-find", "-np N ...")
-    check_writable(options.json_path, read=config_files(layers))
+    check_writable(options.json_path, layers=layers)
     with said_if_interrupted():
         found = find_sizes(layers, options)
     show_found(found.describe(), found.to_document(), options.json_path)

@@ -21,7 +21,7 @@ from hvdtrain.reporting.report import Report
 from hvdtrain.session import Session
 from hvdtrain.task import task_class_of, task_spec
 from hvdtrain.tools.blocks import OpenRun, bench_config, opened_run
-from hvdtrain.tools.output import check_writable, config_files, said_if_interrupted, show_found
+from hvdtrain.tools.output import check_writable, said_if_interrupted, show_found
 from hvdtrain.tools.picture import check_picture, draw_rates
 from hvdtrain.tools.search.options import HIGHEST_RATE, LOWEST_RATE, RISING_STEPS, RateOptions
 from hvdtrain.training_plan import TrainingPlan
@@ -297,7 +297,7 @@ def run_lr_find(layers: list[Layer], options: RateOptions) -> None:
     """Collective. Find a learning rate, show what was found, and write it where the options say."""
     rise = Rise(options.lowest_rate, options.highest_rate, options.rising_steps)
     if not launched_rank():
-        check_writable(options.json_path, options.picture, read=config_files(layers))
+        check_writable(options.json_path, options.picture, layers=layers)
         check_picture(options.picture)
     with said_if_interrupted():
         found = find_rates(layers, rise)
