@@ -5,7 +5,6 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from itertools import count, takewhile
 from math import prod
 from typing import Any
 
@@ -118,10 +117,8 @@ def measure_messages(
     """
     found, begun = [], time.perf_counter()
     all_reduce_of = bench_module(framework).all_reduce_of
-    for size in (
-        *takewhile(lambda size: size < most_bytes, (LEAST_BYTES * 4**k for k in count())),
-        most_bytes,
-    ):
+    powers = [LEAST_BYTES * 4**power for power in range(16)]
+    for size in (*(size for size in powers if size < most_bytes), most_bytes):
         ACTIVITY.enter(f"measuring all-reduces of {words_for_size(size)}", is_long=True)
         call = all_reduce_of(size, on_gpu)
         for _ in range(_WARM):
