@@ -80,7 +80,20 @@ def run_module(  # noqa: PLR0917 - what may differ is given last
     folder.mkdir(exist_ok=True)
     found.unlink(missing_ok=True)
     path.write_text(json.dumps({**values, "found": str(found)}), encoding="utf-8")
-    with RunningJob([*launcher, sys.executable, "-m", module, str(path)], environ) as job:
+    command = [*launcher, sys.executable, "-m", module, str(path)]
+    return run_program(name, command, limit_seconds, found, environ, remedy)
+
+
+def run_program(  # noqa: PLR0917 - what may differ is given last
+    name: str,
+    command: Sequence[str],
+    limit_seconds: float,
+    found: Path,
+    environ: Mapping[str, str] | None = None,
+    remedy: str = _REMEDY,
+) -> Any:
+    """Run a command to its end, and return the JSON that it has written to a file."""
+    with RunningJob(command, environ) as job:
         code, text = job.wait(limit_seconds)
     if code is None:
         problem = f"{name} did not end within {limit_seconds:.0f} s and was ended"
