@@ -135,12 +135,10 @@ def nothing_starts(monkeypatch):
 
 def test_workers_of_an_elastic_job_launch_and_measure_nothing(monkeypatch):
     monkeypatch.setenv("HVDTRAIN_ELASTIC", "127.0.0.1:1")
-    for options in COMMANDS:
-        with pytest.raises(UsageError, match="only training can be an elastic job"):
-            sweep.run_bench([], BenchOptions(**options))
-    with pytest.raises(UsageError, match="only training can be an elastic job") as error:
-        plan.run_plan([Layer("options", {"framework": "torch"})], PlanOptions())
-    assert error.value.everywhere
+    for run, options in ((sweep.run_bench, BenchOptions(sweep=(1, 2))), (plan.run_plan, PlanOptions())):
+        with pytest.raises(UsageError, match="only training can be an elastic job") as error:
+            run([Layer("options", {"framework": "torch"})], options)
+        assert error.value.everywhere
 
 
 @pytest.mark.parametrize("options", COMMANDS)
@@ -157,21 +155,19 @@ def test_what_a_job_would_refuse_is_refused_before_it_starts(options, values, sa
         sweep.run_bench(layers, BenchOptions(**options))
 
 
-def test_a_batch_that_is_too_small_for_one_of_the_jobs_is_refused_before_any_starts(nothing_starts):
+def test_what_one_of_the_jobs_would_refuse_is_refused_before_any_starts(nothing_starts, monkeypatch):
     layers = [Layer("options", {"framework": "torch", "global_batch_size": 1})]
     with pytest.raises(UsageError, match="global_batch_size 1 is smaller than workers x accumulate = 2 x 1"):
         sweep.run_bench(layers, BenchOptions(sweep=(1, 2)))
-
-
-def test_a_controller_that_horovod_lacks_is_refused_before_it_starts(nothing_starts, monkeypatch):
     lacking = InstalledBuild("0.28.1", "2.0", "2.0", None, False, False)
     monkeypatch.setattr(job, "installed_build", lambda: lacking)
     layers = [Layer("options", {"framework": "torch"})]
-    said = "--controller mpi: Horovod was built without MPI"
-    with pytest.raises(UsageError, match=said):
-        sweep.run_bench(layers, BenchOptions(controller="mpi", sweep=(1, 2)))
-    with pytest.raises(UsageError, match=said):
-        plan.run_plan(layers, PlanOptions(controller="mpi"))
+    for run, options in (
+        (sweep.run_bench, BenchOptions(sweep=(1, 2), controller="mpi")),
+        (plan.run_plan, PlanOptions(controller="mpi")),
+    ):
+        with pytest.raises(UsageError, match="--controller mpi: Horovod was built without MPI"):
+            run(layers, options)
 
 
 @pytest.mark.parametrize(

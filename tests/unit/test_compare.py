@@ -33,7 +33,8 @@ def names(lines: list[str], count: int) -> list[str]:
 
 
 def test_a_row_per_run_and_what_differs_below(tmp_path, shown):
-    other = {**SUMMARY, "framework": "tf", "final": {"loss": 0.25, "accuracy": 0.97}, "seconds": 20.0}
+    other = {**SUMMARY, "framework": "tf", "final": {"loss": 0.25, "accuracy": 0.97}}
+    other |= {"seconds": 20.0, "samples_per_second": 5432.1}
     options = "learning_rate: {}\ntask_options: {{a: 1, b: {}}}\n"
     one = make_run(tmp_path / "one", config="framework: torch\n" + options.format(0.1, 2))
     two = make_run(tmp_path / "two", summary=other, config="framework: tf\n" + options.format(0.2, "null"))
@@ -41,7 +42,7 @@ def test_a_row_per_run_and_what_differs_below(tmp_path, shown):
     assert [line.split() for line in (lines[0], *lines[2:4])] == [
         ["run", "accuracy", "loss", "seconds", "samples/s", "framework"],
         ["one", "0.9000", "0.2000", "8.0", "160", "torch"],
-        ["two", "0.9700", "0.2500", "20.0", "160", "tf"],
+        ["two", "0.9700", "0.2500", "20.0", "5,432", "tf"],
     ]
     assert lines[4:] == [
         "in all runs: task digits, status completed, workers 2, steps 40",

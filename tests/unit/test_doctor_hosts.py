@@ -8,10 +8,9 @@ import time
 
 import pytest
 
-from hvdtrain.errors import DiscoveryError, EnvironmentFault
+from hvdtrain.errors import EnvironmentFault
 from hvdtrain.host.hostfile import HostSlots
 from hvdtrain.tools.doctor.collect import CheckOptions, Listeners, collect_host_info, connect
-from hvdtrain.tools.doctor.command import discovered
 from hvdtrain.tools.doctor.ssh import Coordinator, SshOptions, agent_script
 from hvdtrain.tools.doctor.transports import RendezvousTransport, _Rank0Transport
 
@@ -87,11 +86,6 @@ def test_agents_on_this_host_report_and_a_silent_one_is_named(monkeypatch):
     assert "did not answer in time" in coordinator.problems[1].found
     assert "exit code 7" in coordinator.problems[2].found
     assert 0 not in coordinator.problems
-
-
-def test_a_script_that_fails_is_an_error():
-    with pytest.raises(DiscoveryError, match="exit code 2"):
-        discovered("exit 2", 1)
 
 
 def test_the_command_checks_the_hosts_that_the_script_prints(tmp_path):

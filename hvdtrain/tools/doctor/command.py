@@ -58,7 +58,10 @@ def run_doctor(options: Mapping[str, Any]) -> int:
     if not any((hostfile, hosts, script)):
         return _check_here(checked, options["as_json"])
     if script:
-        named = discovered(script, options["slots_per_host"])
+        named: list[HostSlots] = ScriptHosts(script, options["slots_per_host"]).find()
+        if not named:
+            remedy = "An elastic job waits for hosts. Start at least one, then run the doctor again."
+            raise DiscoveryError(f"host discovery script {script}: it names no host", remedy)
     else:
         named = read_host_file(hostfile) if hostfile else parse_host_list(hosts)
     if launched_rank() is not None:
@@ -77,15 +80,6 @@ def run_doctor(options: Mapping[str, Any]) -> int:
     diagnosis = diagnose(report, PipeTransport.title)
     _print(diagnosis, options["as_json"])
     return diagnosis.exit_code
-
-
-def discovered(script: str, slots_per_host: int) -> list[HostSlots]:
-    """Return the hosts that a discovery script prints."""
-    hosts = ScriptHosts(script, slots_per_host).find()
-    if not hosts:
-        remedy = "An elastic job waits for hosts. Start at least one, then run the doctor again."
-        raise DiscoveryError(f"host discovery script {script}: it names no host", remedy)
-    return hosts
 
 
 def _check_here(options: CheckOptions, as_json: bool) -> int:
