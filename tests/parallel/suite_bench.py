@@ -13,7 +13,7 @@ from hvdtrain.data.training_data import readers_for
 from hvdtrain.jobs.opening.setup import TrainingRun, build_together, open_task_data
 from hvdtrain.jobs.opening.start import JobSpec
 from hvdtrain.task import load_task_class
-from hvdtrain.tools.bench.measure import measure_steps, session_alone
+from hvdtrain.tools.bench.job import measure_steps, session_alone
 from hvdtrain.tools.blocks import Recorder, bench_config, run_block
 from hvdtrain.training_plan import TrainingPlan
 from hvdtrain.workers.agreement import Workers

@@ -18,10 +18,10 @@ from hvdtrain.tools.bench.job import (
     Request,
     bench_job,
     check_before_launch,
+    check_rounds,
     describe_job,
     notes_and_warnings,
 )
-from hvdtrain.tools.bench.measure import check_rounds
 from hvdtrain.tools.bench.options import BenchOptions
 from hvdtrain.tools.launch import (
     check_slots,
