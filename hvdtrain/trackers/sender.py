@@ -84,7 +84,7 @@ class Sender:
 
     def __init__(self, run_dir: Path, name: str, note: Callable[[str], None]) -> None:
         self.title = TRACKERS[name].title
-        self.place, self._shown_place = "", ""  # of the run at the tracker
+        self.place = ""  # of the run at the tracker
         self.problem = ""  # why the last attempt failed
         self.note: Callable[[str], None] = lambda text: note(f"{self.title}: {text}")
         self.checkpoint: Path | None = None  # the newest one that is to be sent
@@ -132,9 +132,6 @@ class Sender:
         self.problem = ""
         if before:
             self.note("it answers again, and has all that was logged meanwhile")
-        if self._shown_place != self.place:
-            self._shown_place = self.place
-            self.note(f"this run is {self.place}")
         return True
 
     def describe_unsent(self, problem: str) -> str:
@@ -158,6 +155,7 @@ class Sender:
         if self._run is None:
             run = read_tracked_run(self._run_dir)
             self.place = self._tracker.open(run)
+            self.note(f"this run is {self.place}")
             if self.place != self._sent_to:  # another server, or the run was deleted there
                 self._sent_to, self._lines, self._offset = self.place, 0, 0
             self._run = run

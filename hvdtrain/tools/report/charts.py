@@ -65,8 +65,12 @@ def plan_charts(logs: Sequence[RunLog]) -> tuple[list[Chart], list[str]]:
         for curve in log.curves.values():
             if (key := _key_of(curve)) is not None:
                 groups.setdefault(key, []).append(Line(run, curve))
-    in_order = sorted(groups.items(), key=lambda group: group[0][:2])
-    shown = [(title, lines) for (*_, title), lines in in_order if _is_shown(lines)]
+    shown = []
+    for (*_, title), lines in sorted(groups.items(), key=lambda group: group[0][:2]):
+        values = np.concatenate([line.curve.values for line in lines])
+        # not the same number of workers all the time
+        if len(np.unique(values[np.isfinite(values)])) > (lines[0].curve.name == WORKERS):
+            shown.append((title, lines))
     notes = []
     lengths = [len(line.curve.values) for _, lines in shown for line in lines]
     limit = min(_MOST, max(_FEWEST, _POINTS // max(1, len(lengths))))
@@ -95,12 +99,6 @@ def _key_of(curve: Curve) -> tuple[int, int, str] | None:
         place = 2, _MEASURES.index(curve.name), curve.name.replace("_", " ").replace("mib", "MiB")
         return place if curve.phase == TRAIN else None
     return 0, curve.name.count("/") + (curve.name != "loss"), curve.name
-
-
-def _is_shown(lines: Sequence[Line]) -> bool:
-    """Return whether there are numbers, which are not the same number of workers all the time."""
-    values = np.concatenate([line.curve.values for line in lines])
-    return len(np.unique(values[np.isfinite(values)])) > (lines[0].curve.name == WORKERS)
 
 
 def thin(values: Numbers, limit: int) -> NDArray[np.intp]:
