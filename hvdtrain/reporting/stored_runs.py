@@ -83,26 +83,19 @@ def find_runs(paths: Iterable[Path]) -> tuple[list[Path], list[str]]:
     """Return the runs among directories, and what to say of those that are left out."""
     runs, unreadable, others = list[Path](), list[str](), list[Path]()
 
-    def note(path: Path, error: OSError) -> None:
-        text = f"{path}: left out, it cannot be read: {error.strerror or error}"
-        unreadable.append(plain(f"{text}. {access_remedy(error, path)}".rstrip()))
-
-    def holds(path: Path) -> bool:
+    def look(path: Path, *, inside: bool) -> list[Path]:
         try:
-            return path.is_dir() and holds_run(path)
+            if not path.is_dir() or holds_run(path):
+                return [path] if path.is_dir() else []
+            folders = sorted(path.iterdir()) if inside else []
         except OSError as error:
-            note(path, error)
-            return False
+            text = f"{path}: left out, it cannot be read: {error.strerror or error}"
+            unreadable.append(plain(f"{text}. {access_remedy(error, path)}".rstrip()))
+            return []
+        return [run for folder in folders for run in look(folder, inside=False)]
 
     for path in paths:
-        known, found = len(unreadable), [path] if holds(path) else []
-        if not found and len(unreadable) == known:
-            try:
-                found = list(filter(holds, sorted(path.iterdir())))
-            except (FileNotFoundError, NotADirectoryError):
-                pass
-            except OSError as error:
-                note(path, error)
+        known, found = len(unreadable), look(path, inside=True)
         runs += found
         others += [path] if not found and len(unreadable) == known else []
     if not runs and unreadable and not others:

@@ -74,10 +74,7 @@ def buffers(
 
 
 def low_rank(shapes: Shapes, rank: int) -> Way:
-    """Return the way of PowerSGD after the warm-up: the products and other gradients first, then the factors.
-
-    The metrics travel in the last message.
-    """
+    """Return the way of PowerSGD after the warm-up: products and other gradients first, then the factors."""
     products = factors = others = 0
     for shape in shapes:
         matrix = matrix_shape(shape, rank)
@@ -111,10 +108,7 @@ def bench_module_name(framework: str) -> str:
 def measure_messages(
     workers: Workers, framework: str, *, on_gpu: bool, most_bytes: int, seconds: float
 ) -> list[tuple[int, Spread]]:
-    """Collective. Return sizes, with how long their sums take on the slowest worker: median and quartiles.
-
-    Sizes are powers of four in bytes, and the largest one, as far as the time suffices.
-    """
+    """Collective. Return sizes, with how long their sums take on the slowest worker: median and quartiles."""
     found, begun = [], time.perf_counter()
     all_reduce_of = bench_module(framework).all_reduce_of
     powers = [LEAST_BYTES * 4**power for power in range(16)]

@@ -1,7 +1,4 @@
-"""The command ``bench``: one job as it was launched, or a sweep over numbers of workers.
-
-In a sweep each number of workers is a job that is launched here.
-"""
+"""The command ``bench``: one job as it was launched, or a sweep over numbers of workers, launched here."""
 
 from collections.abc import Sequence
 from pathlib import Path

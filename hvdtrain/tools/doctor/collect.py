@@ -73,10 +73,7 @@ _LAUNCHER_PREFIXES = ("OMPI_", "PMIX_", "PMI_", "PRTE_", "HOROVOD_", "SLURM_")
 
 
 def _probe(name: str, seconds: float) -> dict[str, Any]:
-    """Load a framework with Horovod's extension for it, or mpi4py, in a child process.
-
-    Return what the code sets ``info`` to; if it fails, its ``error``.
-    """
+    """Load a framework with Horovod's extension, or mpi4py, in a child process; return its ``info``."""
     try:
         if name in TITLES:
             require_horovod(name)

@@ -68,10 +68,7 @@ def open_transport() -> Transport:
 
 
 class _Rank0Transport(Transport, ABC):
-    """Rank 0 collects the values of all agents, and sends them the whole list.
-
-    An agent that was late once is not waited for again.
-    """
+    """Rank 0 collects the values of all agents, and sends them all; it waits for none that was late once."""
 
     def __init__(self, index: int, size: int) -> None:
         super().__init__(index, size)

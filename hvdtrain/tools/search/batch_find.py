@@ -185,10 +185,7 @@ def run_batch_find(layers: list[Layer], options: BatchOptions) -> None:
 
 
 def find_sizes(layers: list[Layer], options: BatchOptions) -> BatchSizes:
-    """Try micro-batches with the job's global batch, and return what was found.
-
-    The job as it is comes first, then the others, the smallest first, up to one that lacks memory.
-    """
+    """Try the job as it is, then other micro-batches, the smallest first, up to one that lacks memory."""
     workers, tried, device, too_large = options.num_proc, list[Tried](), "", math.inf
     hosts = check_slots((workers,), options.hosts, may_share=False)
     hosts = hosts if options.hosts else f"localhost:{workers}"
