@@ -193,8 +193,8 @@ class _Bar(_Lines):
 
     def stop(self) -> None:
         self._status = ""
+        self._update()  # what came since the last update
         if self._bar is not None:
-            self._update()  # what came since the last update
             task = self._bar.tasks[0]
             self._bar.live.transient = not task.finished  # nothing is left of the bar of a run that was ended
             self._bar.stop()
@@ -214,10 +214,6 @@ class _Cell(_Bar):
         self._steps, self._step, self._done = steps, done, done
         self._begun_seconds = time.perf_counter()
         self._handle = display({"text/plain": "train"}, raw=True, display_id=True)
-        self._update()
-
-    def stop(self) -> None:
-        self._status = ""
         self._update()
 
     def _update(self, **more: Any) -> None:

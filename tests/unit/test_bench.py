@@ -88,18 +88,6 @@ def test_a_sweep_needs_a_slot_for_each_worker(monkeypatch):
         sweep.check_slots((4,), "h1:2,h2:1")
 
 
-def test_options_of_the_job_and_of_bench_are_told_apart(monkeypatch):
-    found: list = []
-    monkeypatch.setattr(sweep, "run_bench", lambda layers, options: found.extend((layers, options)))
-    words = "--framework torch --batch-size 8 --set seed=3 --sweep 2,1,2 --no-split --json a.json --seconds 3"
-    result = CliRunner().invoke(cli, ["bench", *words.split()])
-    assert result.exit_code == 0, result.output
-    layers, options = found
-    assert layers[1].values == {"framework": "torch", "batch_size": 8}
-    assert layers[0].values == {"seed": 3}
-    assert options == BenchOptions(seconds=3.0, split=False, sweep=(1, 2), json_path=Path("a.json"))
-
-
 def test_what_was_measured_is_shown_before_it_is_written(monkeypatch, capsys):
     monkeypatch.setattr(sweep, "bench_job", lambda *_: RESULT)
     monkeypatch.setattr(sweep, "check_writable", lambda *_, **__: None)
