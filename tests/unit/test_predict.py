@@ -4,6 +4,7 @@ import math
 from dataclasses import replace
 
 import pytest
+from click import BadParameter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.predictions import DOCUMENT, FAST, MEASURED, MIB, SHAPES, SIZE, of_three, sure
@@ -38,7 +39,7 @@ def test_links_are_read():
     found = parse_link("10gbit/s/0.5ms")
     assert (found.bits_per_second, found.latency.median) == (1e10, pytest.approx(0.5e-3))
     for text in ("", "fast", "0gbit", "1gb", "1gbit/5", "1gbit/60s", "1gbit/0us"):
-        with pytest.raises(ValueError, match="is not a link such as 1gbit"):
+        with pytest.raises(BadParameter, match="is not a link such as 1gbit"):
             parse_link(text)
 
 

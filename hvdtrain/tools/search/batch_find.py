@@ -97,14 +97,6 @@ class Tried:
     problem: str = ""  # why it was not measured
     lacks_memory: bool = False  # whether that is because memory did not suffice
 
-    def row(self) -> str:
-        """Return it as a row of the table."""
-        place = f"  {self.size.micro_batch:>11}  {self.size.accumulate:>10}"
-        if self.samples_per_second is None:
-            return f"{place}  {self.problem}"
-        on_device = "" if self.device_bytes is None else f"  {self.device_bytes / _MIB:>7,.0f} MiB"
-        return f"{place}  {self.samples_per_second:>11,.1f}  {self.host_bytes / _MIB:>7,.0f} MiB{on_device}"
-
 
 @dataclass(frozen=True)
 class BatchSizes:
@@ -136,9 +128,14 @@ class BatchSizes:
             f"{title}, {counted(self.workers, 'worker')}, global batch {self.global_batch}",
             f"  {'micro-batch':>11}  {'accumulate':>10}  {'samples/s':>11}  {'host':>11}"
             + (f"  {'GPU':>11}" if on_device else ""),
-            *(one.row() + ("  the job as it is" if one.size == self.own else "") for one in self.tried),
-            f"a host's workers may take {self.limit / _MIB:,.0f} MiB of memory",
         ]
+        for one in self.tried:
+            row = f"  {one.size.micro_batch:>11}  {one.size.accumulate:>10}  {one.problem}"
+            if one.samples_per_second is not None:
+                row += f"{one.samples_per_second:>11,.1f}  {one.host_bytes / _MIB:>7,.0f} MiB"
+                row += "" if one.device_bytes is None else f"  {one.device_bytes / _MIB:>7,.0f} MiB"
+            lines.append(row + ("  the job as it is" if one.size == self.own else ""))
+        lines.append(f"a host's workers may take {self.limit / _MIB:,.0f} MiB of memory")
         if self.largest is None:
             return "\n".join([*lines, "no micro-batch fits: use a smaller model, or more workers"])
         fastest = self.fastest or self.largest
