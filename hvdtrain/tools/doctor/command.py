@@ -122,7 +122,6 @@ def _check_here(options: CheckOptions, as_json: bool) -> int:
         sys.stdout.flush()
         time.sleep(_END_SECONDS if transport.index else 0)
         os._exit(EXIT_ENVIRONMENT)
-    transport.close()
     return code
 
 

@@ -53,9 +53,6 @@ class Transport:
     def _exchange(self, step: str, value: Any, timeout_seconds: float) -> list[Any]:
         return [value]
 
-    def close(self) -> None:
-        """Leave the transport, without waiting for other agents."""
-
 
 def open_transport() -> Transport:
     """Collective. Open the transport that fits the launcher; without a launcher, that of a single agent."""
