@@ -27,15 +27,6 @@ _NO_ACCESS = (errno.EACCES, errno.EPERM)
 _FAR_SECONDS = 600.0  # without a record, after which a job that cannot be seen here is taken for ended
 
 
-def status_of(summary: Mapping[str, Any] | None, lock: Holder, silent_seconds: float = math.inf) -> str:
-    """Return the word for how a run ended or stands; its last record came ``silent_seconds`` ago."""
-    if summary is not None:
-        return ending_of(summary)
-    if lock.is_held:
-        return RUNNING
-    return KILLED if lock.is_free_here and silent_seconds >= LOST_SECONDS else UNKNOWN
-
-
 def ending_of(summary: Mapping[str, Any]) -> str:
     """Return the word for how a summary says that a run ended."""
     status = summary.get("status")
@@ -70,7 +61,7 @@ class StoredRun:
     summary_problem: str = ""  # likewise
     lock: Holder = field(default_factory=Holder)  # who uses the directory
     silent_seconds: float = math.inf  # how long ago the last record came
-    status: str = UNKNOWN  # how the run ended or stands, one of the words of ``run_status``
+    status: str = UNKNOWN  # how the run ended or stands, one of the words above
 
     @property
     def may_train(self) -> bool:
@@ -135,7 +126,13 @@ def read_run(path: Path) -> StoredRun:
         silent_seconds = max(0.0, time.time() - os.stat(path / METRICS_FILE).st_mtime)
     config, header, config_problem = read_config(path)
     summary, problem = _read_summary(path, lock)
-    status = UNKNOWN if problem and not lock.is_held else status_of(summary, lock, silent_seconds)
+    status = UNKNOWN
+    if summary is not None:
+        status = ending_of(summary)
+    elif lock.is_held:
+        status = RUNNING
+    elif lock.is_free_here and silent_seconds >= LOST_SECONDS and not problem:
+        status = KILLED
     return StoredRun(path, config, header, summary, config_problem, problem, lock, silent_seconds, status)
 
 
