@@ -107,6 +107,9 @@ def test_a_large_message_is_summed_within_hosts_and_then_between_them():
     copied = SIZE / MIB * 1e-3 / 8
     found = parts_of(MEASURED, clusters[0]).transfer
     assert found == pytest.approx(inside + max(copied, outside) + min(copied, outside) / 2)
+    on_gpu = replace(MEASURED, on_gpu=True, controller="MPI", byte=sure(0.0))
+    alone = 1.5 * SIZE * 8 / 1e10 / 0.95
+    assert parts_of(on_gpu, Cluster(4, 1, FAST)).transfer == pytest.approx(alone), "NCCL moves the bytes"
 
 
 def test_of_a_tree_few_hops_follow_one_another():
@@ -115,14 +118,6 @@ def test_of_a_tree_few_hops_follow_one_another():
     assert found.latency == pytest.approx(1e-3 + 9e-3 + 18e-3), "at the low end hops of a host take nothing"
     few, many = (parts_of(measured, Cluster(16, n, LINK)).latency for n in (8, 1))
     assert few < many
-
-
-def test_hosts_are_reached_over_their_link():
-    parts = parts_of(MEASURED, Cluster(4, 1, FAST))
-    inside, outside = 1.5 * SIZE / MIB * 1e-3, 1.5 * SIZE * 8 / 1e10 / 0.95
-    assert parts.transfer == pytest.approx(max(inside, outside) + min(inside, outside) / 2)
-    on_gpu = replace(MEASURED, on_gpu=True, controller="MPI", byte=sure(0.0))
-    assert parts_of(on_gpu, Cluster(4, 1, FAST)).transfer == pytest.approx(outside), "NCCL moves the bytes"
 
 
 def test_a_measured_network_does_not_hide_its_slow_hops_among_those_within_hosts():

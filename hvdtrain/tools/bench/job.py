@@ -172,48 +172,42 @@ def session_alone(run: TrainingRun, plan: TrainingPlan, readers: Readers) -> Ses
 
 
 def measure_steps(run: TrainingRun, *, seconds: float, splits: bool) -> dict[str, Any]:
-    """Collective. Train, and return how long steps take, as fields of a job's document."""
+    """Collective. Time blocks of the job, and of each worker on its own; return fields of the document."""
     run, workers = run.with_config(bench_config(run.config)), run.backend.workers
     with tried_session(run) as (session, readers, notes):
-        sessions = [session]
+        sessions, plan = [session], session.plan()
         if splits and workers.size > 1:
             ACTIVITY.enter("building a second model", is_long=True)
-            sessions.append(session_alone(run, session.plan(), readers))
-        found = _measure(sessions, seconds, has_parts=len(sessions) > 1 or workers.size == 1)
-    return {**found, "notes": [*notes, *found["notes"]]}
+            sessions.append(session_alone(run, plan, readers))
+        recorders = [Recorder() for _ in sessions]
+        for one, recorder in zip(sessions, recorders, strict=True):
+            one.services.report = recorder
 
+        def block(place: int, steps: int) -> Block:
+            of_ranks = workers.allgather_object(run_block(sessions[place], recorders[place], steps))
+            return Block([own for own, _ in of_ranks], statistics.fmean(waited for _, waited in of_ranks))
 
-def _measure(sessions: Sequence[Session], seconds: float, *, has_parts: bool) -> dict[str, Any]:
-    """Collective. Run the blocks of the job, and of each worker on its own if there is a session for it."""
-    plan, workers = sessions[0].plan(), sessions[0].backend.workers
-    recorders = [Recorder() for _ in sessions]
-    for session, recorder in zip(sessions, recorders, strict=True):
-        session.services.report = recorder
-
-    def run(place: int, steps: int) -> Block:
-        of_ranks = workers.allgather_object(run_block(sessions[place], recorders[place], steps))
-        return Block([own for own, _ in of_ranks], statistics.fmean(waited for _, waited in of_ranks))
-
-    places = range(len(sessions))
-    first = [run(place, _FIRST_STEPS) for place in places]
-    longest = max(statistics.median(own) for block in first for own in block.step_seconds)
-    steps = steps_of_block(seconds / (_BLOCKS * len(sessions)), longest)
-    steps = whole_rounds(steps, plan.sync_every)
-    rounds = [[run(place, steps) for place in places] for _ in range(_BLOCKS)]
-    splits = [split_of(blocks[0], blocks[1] if len(blocks) > 1 else None) for blocks in rounds]
-    means = [blocks[0].mean_seconds for blocks in rounds]
+        places = range(len(sessions))
+        first = [block(place, _FIRST_STEPS) for place in places]
+        longest = max(statistics.median(own) for one in first for own in one.step_seconds)
+        steps = steps_of_block(seconds / (_BLOCKS * len(sessions)), longest)
+        steps = whole_rounds(steps, plan.sync_every)
+        rounds = [[block(place, steps) for place in places] for _ in range(_BLOCKS)]
+    parts = [split_of(blocks[0], blocks[1] if len(blocks) > 1 else None) for blocks in rounds]
+    means, has_parts = [blocks[0].mean_seconds for blocks in rounds], len(sessions) > 1 or workers.size == 1
     spreads = {
         "step_seconds": [statistics.median(blocks[0].step_seconds[0]) for blocks in rounds],
         "mean_step_seconds": means,
         "samples_per_second": [plan.batch.global_batch / mean for mean in means],
     }
-    parts = {name: [split[name] for split in splits] for name in PARTS} if has_parts else {}
     return {
         "steps_timed": _BLOCKS * steps,
         "first_loss": recorders[0].first_loss or 0.0,
         **{name: Spread.of(values).to_dict() for name, values in spreads.items()},
-        "part_seconds": {name: Spread.of(values).to_dict() for name, values in parts.items()},
-        "notes": recorders[0].notes,
+        "part_seconds": {
+            name: Spread.of([part[name] for part in parts]).to_dict() for name in PARTS if has_parts
+        },
+        "notes": [*notes, *recorders[0].notes],
     }
 
 
