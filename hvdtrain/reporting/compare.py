@@ -204,8 +204,8 @@ def print_csv(run_dirs: Iterable[Path], sort: str | None = None) -> None:
         table.append(cells | {f"config.{name}": row.config.get(name) for name in fields})
     names = list(dict.fromkeys(name for cells in table for name in cells))
     for cells in table:  # a spreadsheet would take some texts for formulas
-        formulas = ("=", "+", "-", "@", "\t")
-        cells |= {k: f"'{v}" for k, v in cells.items() if isinstance(v, str) and v.startswith(formulas)}
+        texts = {name: text for name, text in cells.items() if isinstance(text, str)}
+        cells |= {n: f"'{text}" for n, text in texts.items() if text.startswith(("=", "+", "-", "@", "\t"))}
     writer = csv.writer(sys.stdout, lineterminator="\n")
     writer.writerows([names, *([cells.get(name) for name in names] for cells in table)])
     for note in notes:
