@@ -35,7 +35,7 @@ from hvdtrain.tools.launch import check_slots, horovodrun
 from hvdtrain.tools.message_times import bench_module_name
 from hvdtrain.tools.output import check_writable, said_if_interrupted, say, show_found
 from hvdtrain.tools.picture import check_picture, draw
-from hvdtrain.tools.spread import Spread, in_digits
+from hvdtrain.tools.spread import in_digits
 
 VERSION = 4  # of the documents
 _PROBE_SECONDS = 120.0
@@ -86,9 +86,10 @@ def run_plan(layers: list[Layer], options: PlanOptions) -> None:
         elif found := bench_job(layers, Request(options.seconds, plan=True), partial(check_hosts, options)):
             documents = [found]
     if documents:
-        plan = make_plan(documents, options)
-        paths = options.json_path, options.picture
-        show_found(plan.describe(), plan.to_document(), *paths, lambda _, path: draw(plan.curves(), path))
+        plan, paths = make_plan(documents, options), (options.json_path, options.picture)
+        tables = plan.tables
+        curves = {one.title: [(row.cluster.workers, row.efficiency) for row in one.rows] for one in tables}
+        show_found(plan.describe(), plan.to_document(), *paths, lambda _, path: draw(curves, path))
 
 
 def _launched_here(layers: list[Layer], options: PlanOptions) -> Documents:
@@ -292,16 +293,9 @@ class Plan:
         lines += [line for table in self.tables for line in table.describe()]
         notes = [text for one in self.documents for text in one["notes"]]
         lines += [f"  note: {text}" for text in dict.fromkeys((*notes, *_NOTES))]
-        warnings = [
-            f"  warning: over {one['controller']}: {text}"
-            for one in self.documents
-            for text in one["warnings"]
-        ]
-        return "\n".join([*lines, *dict.fromkeys(warnings)])
-
-    def curves(self) -> dict[str, list[tuple[int, Spread]]]:
-        """Return the efficiency of each table by number of workers, for a picture."""
-        return {one.title: [(row.cluster.workers, row.efficiency) for row in one.rows] for one in self.tables}
+        warnings = ((one["controller"], text) for one in self.documents for text in one["warnings"])
+        lines += [f"  warning: over {name}: {text}" for name, text in dict.fromkeys(warnings)]
+        return "\n".join(lines)
 
     def to_document(self) -> dict[str, Any]:
         """Return the JSON document; times are in seconds."""

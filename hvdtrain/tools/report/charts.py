@@ -22,6 +22,7 @@ _POINTS = 14_000  # of all curves of a page together: each takes about 40 bytes 
 _FEWEST, _MOST = 40, 2_000  # points that a curve may have; the library leaves some out of more than 2,000
 _LOGARITHMIC = 30.0  # times the lowest value, from which on losses have a logarithmic axis
 _TOOLS = "pan,box_zoom,wheel_zoom,reset,save"
+_TIPS = [("run", "$name"), ("value", "@value{%.6g}"), ("step", "@step{0,0}"), ("epoch", "@epoch{0.00}")]
 _PHASES = {TRAIN: "training", EVAL: "evaluation", CALLBACK: "callback"}
 # of training, in the order of their charts; those of evaluations are not drawn
 _MEASURES = (
@@ -121,31 +122,27 @@ def draw(
 ) -> tuple[dict[str, Any], list[dict[str, Any]], list[str]]:
     """Return Bokeh's document of charts as JSON, what it renders where, and the ids of their places."""
     document, x_range = Document(), DataRange1d(only_visible=True, range_padding=0.02)
-    figures = [_figure(chart, x_range, names) for chart in charts]
-    for drawn in figures:
+    figures = []
+    for chart in charts:
+        drawn = figure(
+            height=270, min_width=200, sizing_mode="stretch_width", tools=_TOOLS, active_drag=None,
+            x_range=x_range, y_axis_type="log" if chart.is_logarithmic else "linear", x_axis_label="steps",
+            toolbar_location="above", name=chart.title,
+        )  # fmt: skip
+        drawn.y_range.only_visible = True
+        drawn.toolbar.logo = None
+        drawn.xaxis.formatter = BasicTickFormatter(use_scientific=False)
+        drawn.xaxis.ticker.desired_num_ticks = 5  # numbers of six digits do not overlap on a phone
+        has_both = len({line.curve.phase for line in chart.lines}) > 1
+        parts = [part for line in chart.lines for part in _draw_line(drawn, line, names[line.run], has_both)]
+        drawn.add_tools(HoverTool(
+            renderers=parts, tooltips=_TIPS, formatters={"@value": "printf"}, line_policy="nearest"
+        ))  # fmt: skip
         document.add_root(drawn)
+        figures.append(drawn)
     documents, items = standalone_docs_json_and_render_items(document)
     rendered: list[dict[str, Any]] = [dict(item.to_json()) for item in items]
     return dict(documents), rendered, [str(rendered[0]["roots"][drawn.id]) for drawn in figures]
-
-
-def _figure(chart: Chart, x_range: DataRange1d, names: Sequence[str]) -> Any:
-    drawn = figure(
-        height=270, min_width=200, sizing_mode="stretch_width", tools=_TOOLS, active_drag=None,
-        x_range=x_range, y_axis_type="log" if chart.is_logarithmic else "linear", x_axis_label="steps",
-        toolbar_location="above", name=chart.title,
-    )  # fmt: skip
-    drawn.y_range.only_visible = True
-    drawn.toolbar.logo = None
-    drawn.xaxis.formatter = BasicTickFormatter(use_scientific=False)
-    drawn.xaxis.ticker.desired_num_ticks = 5  # numbers of six digits do not overlap on a phone
-    has_both = len({line.curve.phase for line in chart.lines}) > 1
-    found = [part for line in chart.lines for part in _draw_line(drawn, line, names[line.run], has_both)]
-    tips = [("run", "$name"), ("value", "@value{%.6g}"), ("step", "@step{0,0}"), ("epoch", "@epoch{0.00}")]
-    drawn.add_tools(HoverTool(
-        renderers=found, tooltips=tips, formatters={"@value": "printf"}, line_policy="nearest"
-    ))  # fmt: skip
-    return drawn
 
 
 def _draw_line(drawn: Any, line: Line, name: str, has_both: bool) -> list[Any]:
