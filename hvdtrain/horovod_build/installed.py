@@ -110,13 +110,13 @@ def _tensorflow() -> InstalledFramework | None:
     folder = package_folder("tensorflow")
     if folder is None:
         return None
-    version = next(filter(None, map(_version_of, _TENSORFLOW_PACKAGES)), "")
+    version = next(filter(None, map(version_of, _TENSORFLOW_PACKAGES)), "")
     build_info = _text(folder / "python" / "platform" / "build_info.py")
     cuda = _first(r"'cuda_version', '([^']+)'", build_info)
     return InstalledFramework("tf", version, cuda=cuda, folder=folder) if version else None
 
 
-def _version_of(distribution: str) -> str:
+def version_of(distribution: str) -> str:
     """Return the version of an installed distribution; empty if there is none."""
     try:
         return importlib.metadata.version(distribution)
@@ -184,7 +184,7 @@ class InstalledBuild:
 def installed_build() -> InstalledBuild | None:
     """Return the Horovod that is installed, or None, in milliseconds and without importing anything."""
     importlib.invalidate_caches()
-    folder, version = package_folder("horovod"), _version_of("horovod")
+    folder, version = package_folder("horovod"), version_of("horovod")
     if folder is None or not version:
         return None
     metadata: dict[str, Any] = {}

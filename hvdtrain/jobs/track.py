@@ -115,6 +115,6 @@ def _send(run: StoredRun, name: str, with_checkpoints: bool, say: Callable[[str]
     except Exception as error:
         remedy = "What was sent until then is noted; the same command sends the rest."
         raise EnvironmentFault(f"{title}: {describe_error(error)}", remedy) from None
-    say(f"{title}: has all of {path}; this run is {sender.place}")
+    say(f"{title}: has all of {path}")
     if run.may_train:
         say(f"{title}: {path} has not ended, as far as can be seen here; give this command again then")

@@ -180,8 +180,17 @@ def print_table(run_dirs: Iterable[Path], sort: str | None = None) -> None:
         print("  ".join(padded).rstrip())
     if known := ", ".join(f"{name} {value}" for name, value in common.items() if value):
         print(f"{'in all runs: ' if len(rows) > 1 else ''}{known}")
-    for line in [*_differences(rows, common), *notes]:
-        print(line)
+    # the facts and config fields that differ and are no columns
+    other_facts = [name for name in FACTS if name not in _COLUMNS and name not in common]
+    fields = differing_fields(rows)
+    if other_facts or fields:
+        print("what differs:")
+    for row in rows if other_facts or fields else ():
+        parts = [f"{fact} {row.facts[fact]}" for fact in other_facts if row.facts.get(fact)]
+        parts += [f"{key} {row.config[key] or 'null'}" for key in fields if key in row.config]
+        print(f"  {row.name:<{widths[0]}}  {', '.join(parts) or 'its config is unknown'}")
+    for note in notes:
+        print(note)
 
 
 def print_csv(run_dirs: Iterable[Path], sort: str | None = None) -> None:
@@ -194,15 +203,13 @@ def print_csv(run_dirs: Iterable[Path], sort: str | None = None) -> None:
         cells |= {f"best_step {name}": best.step for name, best in row.best.items()}
         table.append(cells | {f"config.{name}": row.config.get(name) for name in fields})
     names = list(dict.fromkeys(name for cells in table for name in cells))
+    for cells in table:  # a spreadsheet would take some texts for formulas
+        texts = {name: text for name, text in cells.items() if isinstance(text, str)}
+        cells |= {n: f"'{text}" for n, text in texts.items() if text.startswith(("=", "+", "-", "@", "\t"))}
     writer = csv.writer(sys.stdout, lineterminator="\n")
-    writer.writerows([names, *([_cell(cells.get(name)) for name in names] for cells in table)])
+    writer.writerows([names, *([cells.get(name) for name in names] for cells in table)])
     for note in notes:
         print(note, file=sys.stderr)
-
-
-def _cell(value: Any) -> Any:
-    """Return a value for a CSV; of text, one that a spreadsheet does not take for a formula."""
-    return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t")) else value
 
 
 def _read(run_dirs: Iterable[Path], sort: str | None) -> tuple[list[Row], list[str]]:
@@ -223,20 +230,6 @@ def _columns(rows: Sequence[Row]) -> list[str]:
         names += [name, f"{_BEST}{name}"] if differ else [name]
     names += [f"{_TRAINING}{metric}" for metric in metric_names(rows, is_trained_only=True)]
     return [*names, _SECONDS, _SPEED]
-
-
-def _differences(rows: Sequence[Row], common: Mapping[str, str]) -> list[str]:
-    """Return a line per run with the facts and config fields that differ and are no columns."""
-    facts = [name for name in FACTS if name not in _COLUMNS and name not in common]
-    fields = differing_fields(rows)
-    if not facts and not fields:
-        return []
-    lines, width = ["what differs:"], max(len(row.name) for row in rows)
-    for row in rows:
-        parts = [f"{fact} {row.facts[fact]}" for fact in facts if row.facts.get(fact)]
-        parts += [f"{key} {row.config[key] or 'null'}" for key in fields if key in row.config]
-        lines.append(f"  {row.name:<{width}}  {', '.join(parts) or 'its config is unknown'}")
-    return lines
 
 
 def _column_of(sort: str) -> str:

@@ -89,9 +89,12 @@ class Console(Callback):
         if summary.status == "completed" or (summary.status == "unsaved" and not summary.error):
             final = ", ".join(f"{name} {value:.4f}" for name, value in summary.final.items())
             end = "done" if summary.status == "completed" else "trained, not saved"
+            host, device = summary.peak_memory_mib, summary.peak_device_memory_mib
+            memory = f", at most {host:,.0f} MiB of memory per worker" if host else ""
+            memory += f" and {device:,.0f} MiB on its GPU" if host and device else ""
             self.say(
                 f"{end}: {final or 'no evaluation'}; {counted(summary.steps, 'step')} "
-                f"in {summary.seconds:.1f} s, {summary.samples_per_second:,.0f} samples/s{_memory(summary)}\n"
+                f"in {summary.seconds:.1f} s, {summary.samples_per_second:,.0f} samples/s{memory}\n"
                 f"run directory: {summary.run_dir}\ncheckpoint: {summary.checkpoint or 'none'}"
             )
             if summary.best_checkpoint:
@@ -145,6 +148,13 @@ class _Bar(_Lines):
     def start(self, steps: int, done: int) -> None:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
         from rich.table import Column
+        from rich.text import Text
+
+        class Values(TextColumn):
+            """The values, in one line that is cut if the terminal is too narrow."""
+
+            def render(self, task: "Task") -> "Text":
+                return Text(task.fields["values"], no_wrap=True, overflow="ellipsis")
 
         width = _BAR_WIDTH if self._console.width >= 100 else _NARROW_BAR_WIDTH
         whole = [Column(no_wrap=True) for _ in range(5)]  # on a narrow terminal, only the values are cut
@@ -154,7 +164,7 @@ class _Bar(_Lines):
             MofNCompleteColumn(table_column=whole[2]),
             TimeRemainingColumn(table_column=whole[3]),
             TextColumn("left", table_column=whole[4]),
-            _values_column(),
+            Values(""),
             console=self._console,
             refresh_per_second=5,
         )
@@ -183,8 +193,8 @@ class _Bar(_Lines):
 
     def stop(self) -> None:
         self._status = ""
+        self._update()  # what came since the last update
         if self._bar is not None:
-            self._update()  # what came since the last update
             task = self._bar.tasks[0]
             self._bar.live.transient = not task.finished  # nothing is left of the bar of a run that was ended
             self._bar.stop()
@@ -206,10 +216,6 @@ class _Cell(_Bar):
         self._handle = display({"text/plain": "train"}, raw=True, display_id=True)
         self._update()
 
-    def stop(self) -> None:
-        self._status = ""
-        self._update()
-
     def _update(self, **more: Any) -> None:
         if (handle := getattr(self, "_handle", None)) is None:
             return
@@ -221,18 +227,6 @@ class _Cell(_Bar):
         text += f"  {self._status or self._values}"
         bar = f'train <progress value="{self._step}" max="{self._steps}"></progress> {escape(text)}'
         handle.update({"text/plain": f"train {text}", "text/html": bar}, raw=True)
-
-
-def _values_column() -> Any:
-    """Return the column of the values, in one line that is cut if the terminal is too narrow."""
-    from rich.progress import ProgressColumn
-    from rich.text import Text
-
-    class Values(ProgressColumn):
-        def render(self, task: "Task") -> "Text":
-            return Text(task.fields["values"], no_wrap=True, overflow="ellipsis")
-
-    return Values()
 
 
 def describe_means(means: Mapping[str, float]) -> str:
@@ -248,10 +242,3 @@ def _describe(values: Mapping[str, float], *, with_speed: bool = True) -> str:
 
 def _speed(values: Mapping[str, float]) -> str:
     return f"{values['samples_per_second']:,.0f} samples/s"
-
-
-def _memory(summary: Summary) -> str:
-    """Return the most memory that a worker has had, as text; empty if it is not known."""
-    host, device = summary.peak_memory_mib, summary.peak_device_memory_mib
-    on_device = f" and {device:,.0f} MiB on its GPU" if device else ""
-    return f", at most {host:,.0f} MiB of memory per worker{on_device}" if host else ""

@@ -7,7 +7,7 @@ import os
 import socket
 import struct
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from hvdtrain.reporting.jsonl import open_no_link
@@ -71,13 +71,11 @@ class Holder:
     @classmethod
     def of(cls, content: bytes, is_held: bool | None = None, changed_ns: int = 0) -> "Holder":
         """Return what a lock file says."""
-        holder = cls(is_held=is_held, changed_ns=changed_ns)
         with suppress(ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
             found = json.loads(content)
-            process, host, since = int(found["pid"]), f"{found['host']!s:.80}", f"{found['since']!s:.40}"
-            job, generation = str(found.get("job", "")), int(found.get("generation", 0))
-            return replace(holder, process=process, host=host, since=since, job=job, generation=generation)
-        return holder
+            who = int(found["pid"]), f"{found['host']!s:.80}", f"{found['since']!s:.40}"
+            return cls(*who, str(found.get("job", "")), int(found.get("generation", 0)), is_held, changed_ns)
+        return cls(is_held=is_held, changed_ns=changed_ns)
 
     @property
     def is_elsewhere(self) -> bool:

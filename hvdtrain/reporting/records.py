@@ -17,7 +17,6 @@ from hvdtrain.backends.hooks import LoopHook
 from hvdtrain.callbacks import CALLBACK, EVENT
 from hvdtrain.early_stopping import LINE_FIELDS
 from hvdtrain.errors import EnvironmentFault
-from hvdtrain.metrics import StepInfo
 from hvdtrain.reporting.jsonl import AppendFile, lines_of, to_json, write_parts
 from hvdtrain.storage.files import NotAFileError, check_link, open_regular, parse_line
 from hvdtrain.storage.text import counted
@@ -111,19 +110,6 @@ class WorkersChange:
         return "; ".join([*parts, f"{self.pause_seconds:.1f} s without training"])
 
 
-def record_of(phase: str, step: StepInfo, values: Mapping[str, Any], seconds: float) -> dict[str, Any]:
-    """Return a line of metrics.jsonl."""
-    return {
-        "phase": phase,
-        "step": step.step,
-        "samples": step.samples,
-        "epoch": round(step.epoch, 6),
-        **values,
-        "workers": step.workers,
-        "seconds": round(seconds, 4),
-    }
-
-
 IMAGES = "images"  # folder of a run directory
 _FILE_NAME = re.compile(r"[\w.-]{1,100}", re.ASCII)
 _IMAGE = re.compile(rf"{IMAGES}/step-\d{{8,}}-{_FILE_NAME.pattern}\.png", re.ASCII)
@@ -193,24 +179,17 @@ def key_of(record: Mapping[str, Any]) -> Key:
     return phase, step
 
 
-class RecentRecords:
+class RecentRecords(deque[dict[str, Any]]):
     """The last records of a run. Every worker keeps them, since any may become rank 0."""
 
     def __init__(self, records: Iterable[dict[str, Any]] = ()) -> None:
-        self._records = deque(records, KEPT)
-
-    def add(self, record: dict[str, Any]) -> None:
-        """Keep a record; the oldest is dropped for it."""
-        self._records.append(record)
+        super().__init__(records, KEPT)
 
     def lacking_in(self, tail: Sequence[Mapping[str, Any]], step: float = math.inf) -> list[dict[str, Any]]:
         """Return the records up to a step that the end of the log lacks; of steps that this end covers."""
         known = {key_of(record) for record in tail}
         first = -1 if len(tail) < TAIL else min(record["step"] for record in tail)
-        return [one for one in self._records if first < one["step"] <= step and key_of(one) not in known]
-
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        return iter(self._records)
+        return [one for one in self if first < one["step"] <= step and key_of(one) not in known]
 
 
 INDICES = "indices"
@@ -233,20 +212,16 @@ class IndexTrace(LoopHook):
         self._generation = {"generation": generation} if generation else {}
         self._file = None
         if run_dir is not None:
+            folder = run_dir / INDICES
+            path, cut = folder / f"rank-{rank:04d}.jsonl", cut_tail if generation else cut_log
             try:
-                self._file = self._open(run_dir / INDICES / f"rank-{rank:04d}.jsonl", steps)
+                check_link(folder, run_dir)
+                folder.mkdir(parents=True, exist_ok=True)
+                cut(path, steps)
+                self._file = AppendFile(path, may_write=self._may_write)
             except OSError as error:
                 raise EnvironmentFault(f"cannot write the trace of indices: {error}") from None
         return self
-
-    def _open(self, path: Path, steps: int) -> AppendFile:
-        check_link(path.parent, path.parent.parent)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if self._generation:
-            cut_tail(path, steps)
-        else:
-            cut_log(path, steps)
-        return AppendFile(path, may_write=self._may_write)
 
     def __exit__(self, *_: object) -> None:
         if self._file is not None:

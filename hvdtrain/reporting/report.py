@@ -17,7 +17,7 @@ from hvdtrain.errors import ENDINGS, HvdtrainError, PeerLostError, WorkerFailure
 from hvdtrain.host.launcher import is_muted
 from hvdtrain.metrics import StepInfo
 from hvdtrain.reporting.console import Console
-from hvdtrain.reporting.records import RecentRecords, WorkersChange, logged_values, record_of
+from hvdtrain.reporting.records import RecentRecords, WorkersChange, logged_values
 from hvdtrain.storage.text import printable
 from hvdtrain.workers.activity import ACTIVITY
 from hvdtrain.workers.user_errors import where_raised
@@ -196,7 +196,11 @@ class Report:
         if failures and summary.status == "completed":
             raise failures[0]
         for failure in failures:
-            self._note_failure(failure.problem)
+            if self._console is not None:
+                self.note(failure.problem)
+            elif not is_muted():
+                rank = self._context.rank if self._context is not None else 0
+                print(printable(f"note: rank {rank}: {failure.problem}"), file=sys.stderr, flush=True)
 
     def seconds(self) -> float:
         """Return the seconds spent training."""
@@ -240,8 +244,9 @@ class Report:
         """Write PNG files into the run directory, if this is rank 0's report."""
 
     def _keep(self, phase: str, step: StepInfo, values: Mapping[str, Any]) -> dict[str, Any]:
-        record = record_of(phase, step, values, self.seconds())
-        self.recent.add(record)
+        begin = {"phase": phase, "step": step.step, "samples": step.samples, "epoch": round(step.epoch, 6)}
+        record = {**begin, **values, "workers": step.workers, "seconds": round(self.seconds(), 4)}
+        self.recent.append(record)
         return record
 
     def _call_all(self, hook: str, *args: Any) -> None:
@@ -265,13 +270,6 @@ class Report:
         step = ACTIVITY.current.step
         with ACTIVITY.during(f"in {hook} of {name_of(callback)}" + (" after step" if step else ""), step):
             call_hook(callback, hook, *args)
-
-    def _note_failure(self, text: str) -> None:
-        if self._console is not None:
-            self.note(text)
-        elif not is_muted():
-            rank = self._context.rank if self._context is not None else 0
-            print(printable(f"note: rank {rank}: {text}"), file=sys.stderr, flush=True)
 
 
 def report_of_others(context: RunContext, callbacks: Sequence[Any]) -> Report:

@@ -27,15 +27,6 @@ _NO_ACCESS = (errno.EACCES, errno.EPERM)
 _FAR_SECONDS = 600.0  # without a record, after which a job that cannot be seen here is taken for ended
 
 
-def status_of(summary: Mapping[str, Any] | None, lock: Holder, silent_seconds: float = math.inf) -> str:
-    """Return the word for how a run ended or stands; its last record came ``silent_seconds`` ago."""
-    if summary is not None:
-        return ending_of(summary)
-    if lock.is_held:
-        return RUNNING
-    return KILLED if lock.is_free_here and silent_seconds >= LOST_SECONDS else UNKNOWN
-
-
 def ending_of(summary: Mapping[str, Any]) -> str:
     """Return the word for how a summary says that a run ended."""
     status = summary.get("status")
@@ -70,7 +61,7 @@ class StoredRun:
     summary_problem: str = ""  # likewise
     lock: Holder = field(default_factory=Holder)  # who uses the directory
     silent_seconds: float = math.inf  # how long ago the last record came
-    status: str = UNKNOWN  # how the run ended or stands, one of the words of ``run_status``
+    status: str = UNKNOWN  # how the run ended or stands, one of the words above
 
     @property
     def may_train(self) -> bool:
@@ -83,26 +74,19 @@ def find_runs(paths: Iterable[Path]) -> tuple[list[Path], list[str]]:
     """Return the runs among directories, and what to say of those that are left out."""
     runs, unreadable, others = list[Path](), list[str](), list[Path]()
 
-    def note(path: Path, error: OSError) -> None:
-        text = f"{path}: left out, it cannot be read: {error.strerror or error}"
-        unreadable.append(plain(f"{text}. {access_remedy(error, path)}".rstrip()))
-
-    def holds(path: Path) -> bool:
+    def look(path: Path, *, inside: bool) -> list[Path]:
         try:
-            return path.is_dir() and holds_run(path)
+            if not path.is_dir() or holds_run(path):
+                return [path] if path.is_dir() else []
+            folders = sorted(path.iterdir()) if inside else []
         except OSError as error:
-            note(path, error)
-            return False
+            text = f"{path}: left out, it cannot be read: {error.strerror or error}"
+            unreadable.append(plain(f"{text}. {access_remedy(error, path)}".rstrip()))
+            return []
+        return [run for folder in folders for run in look(folder, inside=False)]
 
     for path in paths:
-        known, found = len(unreadable), [path] if holds(path) else []
-        if not found and len(unreadable) == known:
-            try:
-                found = list(filter(holds, sorted(path.iterdir())))
-            except (FileNotFoundError, NotADirectoryError):
-                pass
-            except OSError as error:
-                note(path, error)
+        known, found = len(unreadable), look(path, inside=True)
         runs += found
         others += [path] if not found and len(unreadable) == known else []
     if not runs and unreadable and not others:
@@ -142,7 +126,13 @@ def read_run(path: Path) -> StoredRun:
         silent_seconds = max(0.0, time.time() - os.stat(path / METRICS_FILE).st_mtime)
     config, header, config_problem = read_config(path)
     summary, problem = _read_summary(path, lock)
-    status = UNKNOWN if problem and not lock.is_held else status_of(summary, lock, silent_seconds)
+    status = UNKNOWN
+    if summary is not None:
+        status = ending_of(summary)
+    elif lock.is_held:
+        status = RUNNING
+    elif lock.is_free_here and silent_seconds >= LOST_SECONDS and not problem:
+        status = KILLED
     return StoredRun(path, config, header, summary, config_problem, problem, lock, silent_seconds, status)
 
 

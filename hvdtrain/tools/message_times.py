@@ -2,7 +2,7 @@
 
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from math import prod
@@ -74,10 +74,7 @@ def buffers(
 
 
 def low_rank(shapes: Shapes, rank: int) -> Way:
-    """Return the way of PowerSGD after the warm-up: the products and other gradients first, then the factors.
-
-    The metrics travel in the last message.
-    """
+    """Return the way of PowerSGD after the warm-up: products and other gradients first, then the factors."""
     products = factors = others = 0
     for shape in shapes:
         matrix = matrix_shape(shape, rank)
@@ -108,54 +105,26 @@ def bench_module_name(framework: str) -> str:
     return f"hvdtrain.tools.{FRAMEWORKS[framework].module.split('.')[-2]}"
 
 
-def sizes_up_to(most: int) -> Iterator[int]:
-    """Yield the sizes, in bytes: powers of four, and the largest one."""
-    size = LEAST_BYTES
-    while size < most:
-        yield size
-        size *= 4
-    yield most
-
-
 def measure_messages(
     workers: Workers, framework: str, *, on_gpu: bool, most_bytes: int, seconds: float
 ) -> list[tuple[int, Spread]]:
     """Collective. Return sizes, with how long their sums take on the slowest worker: median and quartiles."""
-    found = []
-    for size, times in time_sums(
-        framework,
-        on_gpu=on_gpu,
-        sizes=sizes_up_to(most_bytes),
-        seconds=seconds,
-        longest_of=lambda own: float(max(workers.allgather_object(own))),
-    ):
-        quarter = statistics.quantiles(times, n=4)
-        of_ranks = workers.allgather_object([statistics.median(times), quarter[0], quarter[2]])
-        found.append((size, Spread(*max(of_ranks))))
-    return found
-
-
-def time_sums(
-    framework: str,
-    *,
-    on_gpu: bool,
-    sizes: Iterable[int],
-    seconds: float,
-    longest_of: Callable[[float], float],
-) -> Iterator[tuple[int, list[float]]]:
-    """Collective. Yield sizes with how long this worker's calls of Horovod took, as steps call it."""
+    found, begun = [], time.perf_counter()
     all_reduce_of = bench_module(framework).all_reduce_of
-    begun = time.perf_counter()
-    for size in sizes:
+    powers = [LEAST_BYTES * 4**power for power in range(16)]
+    for size in (*(size for size in powers if size < most_bytes), most_bytes):
         ACTIVITY.enter(f"measuring all-reduces of {words_for_size(size)}", is_long=True)
         call = all_reduce_of(size, on_gpu)
         for _ in range(_WARM):
             call()
-        longest = longest_of(_seconds_of(call))
+        longest = max(workers.allgather_object(_seconds_of(call)))
         repeats = min(max(round(_SIZE_SECONDS / max(longest, 1e-6)), _LEAST_REPEATS), _MOST_REPEATS)
-        yield size, [_seconds_of(call) for _ in range(repeats)]
-        if longest_of(time.perf_counter() - begun) > seconds:
+        times = [_seconds_of(call) for _ in range(repeats)]
+        low, _, high = statistics.quantiles(times, n=4)
+        found.append((size, Spread(*max(workers.allgather_object([statistics.median(times), low, high])))))
+        if max(workers.allgather_object(time.perf_counter() - begun)) > seconds:
             break
+    return found
 
 
 def _seconds_of(call: Callable[[], None]) -> float:

@@ -71,22 +71,6 @@ def _faults_of(path: Path) -> Iterator[None]:
         ) from None
 
 
-class Parsed(click.ParamType):  # type: ignore[type-arg]
-    """What a function makes of a text."""
-
-    def __init__(self, name: str, parse: Callable[[str], Any]) -> None:
-        self.name, self._parse = name, parse
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Return the value."""
-        if not isinstance(value, str):
-            return value
-        try:
-            return self._parse(value)
-        except ValueError as error:
-            self.fail(f"{error}.", param, ctx)
-
-
 def all_of(*options: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """Return what adds options to a command, in this order."""
     return lambda command: reduce(lambda found, option: option(found), reversed(options), command)
@@ -97,19 +81,14 @@ def parse_size(text: str, most: int = _MOST_BYTES, as_text: str = "4G") -> int:
     found = _SIZE.fullmatch(text.strip())
     size = int(found[1]) * _UNITS[found[2].upper()] if found else 0
     if not _LEAST_BYTES <= size <= most or size % 4:
-        raise ValueError(f"{text!r} is not a size from 4K to {as_text}, such as 64K or 128M")
+        raise click.BadParameter(f"{text!r} is not a size from 4K to {as_text}, such as 64K or 128M.")
     return size
 
 
-def config_files(layers: Iterable[Layer]) -> list[Path]:
-    """Return the config files of a job."""
-    return [Path(layer.source) for layer in layers if layer.is_file]
-
-
-def check_writable(*paths: Path | None, read: Iterable[Path] = ()) -> None:
-    """Check that files can be written, and make the folders that they need."""
+def check_writable(*paths: Path | None, layers: Iterable[Layer] = ()) -> None:
+    """Check that files can be written and are no config files; make the folders that they need."""
     given = [path for path in paths if path is not None]
-    kept = {path.resolve() for path in read}
+    kept = {Path(layer.source).resolve() for layer in layers if layer.is_file}
     for number, path in enumerate(given):
         if path.resolve() in kept:
             raise UsageError(

@@ -84,7 +84,7 @@ class Sender:
 
     def __init__(self, run_dir: Path, name: str, note: Callable[[str], None]) -> None:
         self.title = TRACKERS[name].title
-        self.place, self._shown_place = "", ""  # of the run at the tracker
+        self.place = ""  # of the run at the tracker
         self.problem = ""  # why the last attempt failed
         self.note: Callable[[str], None] = lambda text: note(f"{self.title}: {text}")
         self.checkpoint: Path | None = None  # the newest one that is to be sent
@@ -132,9 +132,6 @@ class Sender:
         self.problem = ""
         if before:
             self.note("it answers again, and has all that was logged meanwhile")
-        if self._shown_place != self.place:
-            self._shown_place = self.place
-            self.note(f"this run is {self.place}")
         return True
 
     def describe_unsent(self, problem: str) -> str:
@@ -158,6 +155,7 @@ class Sender:
         if self._run is None:
             run = read_tracked_run(self._run_dir)
             self.place = self._tracker.open(run)
+            self.note(f"this run is {self.place}")
             if self.place != self._sent_to:  # another server, or the run was deleted there
                 self._sent_to, self._lines, self._offset = self.place, 0, 0
             self._run = run
@@ -215,11 +213,7 @@ class JobTracking(Callback):
         self._with_checkpoints = with_checkpoints
         self._senders = [Sender(run_dir, name, self._say) for name in names]
         self._is_over, self._ending = threading.Event(), ("", "")
-        # daemons: a process ends although a server is awaited
-        self._threads = [
-            threading.Thread(target=self._send, args=[sender], daemon=True, name=f"tracker {sender.title}")
-            for sender in self._senders
-        ]
+        self._threads = list[threading.Thread]()  # one for each, once they are started
         self._note: Callable[[str], None] | None = None
 
     def on_start(self, context: RunContext) -> None:
@@ -230,10 +224,12 @@ class JobTracking(Callback):
         try:
             note_start(self._run_dir, TrackedRun(self._tracking_id, began, facts))
         except OSError as error:
-            self._senders, self._threads = [], []
+            self._senders = []
             self._say(f"trackers: nothing of this run is sent: {error}; training continues")
-        for thread in self._threads:
+        for sender in self._senders:  # daemons: a process ends although a server is awaited
+            thread = threading.Thread(target=self._send, args=[sender], daemon=True)
             thread.start()
+            self._threads.append(thread)
 
     def on_checkpoint(self, step: int, path: Path) -> None:
         """Have the checkpoint sent; it takes the place of one that was not sent yet."""
@@ -249,9 +245,9 @@ class JobTracking(Callback):
         seconds = LAST_SECONDS if self._ending[0] else _LEFT_SECONDS
         self._is_over.set()
         until = time.monotonic() + seconds
-        for sender, thread in zip(self._senders, self._threads, strict=True):
-            if thread.ident is not None:  # it was started
-                thread.join(max(0.0, until - time.monotonic()))
+        for thread in self._threads:
+            thread.join(max(0.0, until - time.monotonic()))
+        for sender in self._senders:
             sender.is_abandoned.set()
             if self._ending[0] and not sender.is_done:
                 sender.note(sender.describe_unsent(sender.problem or f"after {seconds:g} s"))

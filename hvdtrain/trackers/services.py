@@ -7,7 +7,6 @@ import posixpath
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from html import escape
 from importlib.util import find_spec
 from pathlib import Path
@@ -138,7 +137,11 @@ class MlflowTracker(_Tracker):
 
     def open(self, run: TrackedRun) -> str:
         """Find the run by its tag, or make it; send what is known of it; return its place there."""
-        experiment = self._experiment()
+        experiment, name = os.environ.get("MLFLOW_EXPERIMENT_ID"), os.environ.get("MLFLOW_EXPERIMENT_NAME")
+        if not experiment and name:
+            there = self._client.get_experiment_by_name(name)
+            experiment = there.experiment_id if there is not None else self._client.create_experiment(name)
+        experiment = str(experiment or "0")
         found = self._client.search_runs([experiment], f"tags.`{_ID_TAG}` = '{run.id}'", max_results=1)
         one = next(iter(found), None) or self._client.create_run(
             experiment,
@@ -173,12 +176,19 @@ class MlflowTracker(_Tracker):
         ]
         self._log("metrics", metrics)
         for row in rows:
+            files: dict[str, str | None] = {}  # texts by their places there; None for images
             for name, text in row.texts.items():
                 plain = re.sub(r"[^\w.-]", "_", own := name.partition("/")[2], flags=re.ASCII)
-                file = f"texts/step-{row.step:08d}-{_distinct(own, plain, _LONGEST_FILE)}.txt"
-                self._send_file(file, partial(self._client.log_text, self._run, text, file))
-            for place in row.images.values():
-                self._send_file(place, partial(self._send_image, place))
+                files[f"texts/step-{row.step:08d}-{_distinct(own, plain, _LONGEST_FILE)}.txt"] = text
+            for file, content in (files | dict.fromkeys(row.images.values())).items():
+                try:
+                    if content is None:
+                        self._client.log_artifact(self._run, str(stored_image(self._folder, file)), IMAGES)
+                    else:
+                        self._client.log_text(self._run, content, file)
+                except Exception as error:  # it is not there, or the server's store refuses it
+                    self._client.get_run(self._run)  # if the server does not answer, all is sent again later
+                    self._leave_out(file, error)
 
     def checkpoint(self, folder: Path) -> None:
         """Send a checkpoint's files."""
@@ -189,25 +199,6 @@ class MlflowTracker(_Tracker):
         if status:
             self._tag({"hvdtrain.status": status, **({"hvdtrain.error": error} if error else {})})
             self._client.set_terminated(self._run, status=_STATUS.get(status, "KILLED"))
-
-    def _send_image(self, place: str) -> None:
-        self._client.log_artifact(self._run, str(stored_image(self._folder, place)), IMAGES)
-
-    def _send_file(self, file: str, send: Callable[[], None]) -> None:
-        """Send a file; one that is not there, or that the server's store refuses, is left out."""
-        try:
-            send()
-        except Exception as error:
-            self._client.get_run(self._run)  # if the server does not answer, all is sent again later
-            self._leave_out(file, error)
-
-    def _experiment(self) -> str:
-        """Return the id of the experiment that the library's environment variables name."""
-        name = os.environ.get("MLFLOW_EXPERIMENT_NAME")
-        if (found := os.environ.get("MLFLOW_EXPERIMENT_ID")) or not name:
-            return found or "0"
-        known = self._client.get_experiment_by_name(name)
-        return str(known.experiment_id if known is not None else self._client.create_experiment(name))
 
     def _tag(self, tags: Mapping[str, object]) -> None:
         self._log("tags", [self._entities.RunTag(mlflow_name(name), _text(tags[name])) for name in tags])

@@ -13,7 +13,7 @@ from hvdtrain.data.training_data import readers_for
 from hvdtrain.jobs.opening.setup import TrainingRun, build_together, open_task_data
 from hvdtrain.jobs.opening.start import JobSpec
 from hvdtrain.task import load_task_class
-from hvdtrain.tools.bench.measure import measure_steps, session_alone
+from hvdtrain.tools.bench.job import measure_steps, session_alone
 from hvdtrain.tools.blocks import Recorder, bench_config, run_block
 from hvdtrain.training_plan import TrainingPlan
 from hvdtrain.workers.agreement import Workers
@@ -39,10 +39,12 @@ def test_steps_are_measured(started, options):
     model = build_together(measured.config, task_data.task, started)
     run = TrainingRun(measured, started, task_data, model)
     found = measure_steps(run, seconds=0.05, splits=True)
-    assert found.count == 5 * (12 if "sync_every" in options else 10)  # five blocks of whole synchronisations
-    assert 2.0 < found.first_loss < 2.6  # of ten classes
-    assert found.parts["compute"].low > 0
-    assert BATCH * started.workers.size / found.means.high == pytest.approx(found.speed.low)
+    count = 5 * (12 if "sync_every" in options else 10)  # five blocks of whole synchronisations
+    assert found["steps_timed"] == count
+    assert 2.0 < found["first_loss"] < 2.6  # of ten classes
+    assert found["part_seconds"]["compute"]["low"] > 0
+    lowest = BATCH * started.workers.size / found["mean_step_seconds"]["high"]
+    assert lowest == pytest.approx(found["samples_per_second"]["low"])
 
 
 @each_option

@@ -68,9 +68,9 @@ RESULT = {
     ],
 )
 def test_a_part_that_cannot_be_is_not_trustworthy(part, said):
-    text = describe_job({**RESULT, "part_seconds": {"compute": part.to_dict()}})
-    assert said in text
-    (warning,) = doubtful_parts({"compute": part}, 0.01)
+    document = {**RESULT, "part_seconds": {"compute": part.to_dict()}}
+    assert said in describe_job(document)
+    (warning,) = doubtful_parts(document)
     assert warning.startswith("computing cannot be more than all of a step")
 
 
@@ -86,18 +86,6 @@ def test_a_sweep_needs_a_slot_for_each_worker(monkeypatch):
     assert sweep.check_slots((3,), "localhost:3") == "localhost:3"
     with pytest.raises(UsageError, match="the hosts of -H have 3 slots"):
         sweep.check_slots((4,), "h1:2,h2:1")
-
-
-def test_options_of_the_job_and_of_bench_are_told_apart(monkeypatch):
-    found: list = []
-    monkeypatch.setattr(sweep, "run_bench", lambda layers, options: found.extend((layers, options)))
-    words = "--framework torch --batch-size 8 --set seed=3 --sweep 2,1,2 --no-split --json a.json --seconds 3"
-    result = CliRunner().invoke(cli, ["bench", *words.split()])
-    assert result.exit_code == 0, result.output
-    layers, options = found
-    assert layers[1].values == {"framework": "torch", "batch_size": 8}
-    assert layers[0].values == {"seed": 3}
-    assert options == BenchOptions(seconds=3.0, split=False, sweep=(1, 2), json_path=Path("a.json"))
 
 
 def test_what_was_measured_is_shown_before_it_is_written(monkeypatch, capsys):
@@ -135,12 +123,10 @@ def nothing_starts(monkeypatch):
 
 def test_workers_of_an_elastic_job_launch_and_measure_nothing(monkeypatch):
     monkeypatch.setenv("HVDTRAIN_ELASTIC", "127.0.0.1:1")
-    for options in COMMANDS:
-        with pytest.raises(UsageError, match="only training can be an elastic job"):
-            sweep.run_bench([], BenchOptions(**options))
-    with pytest.raises(UsageError, match="only training can be an elastic job") as error:
-        plan.run_plan([Layer("options", {"framework": "torch"})], PlanOptions())
-    assert error.value.everywhere
+    for run, options in ((sweep.run_bench, BenchOptions(sweep=(1, 2))), (plan.run_plan, PlanOptions())):
+        with pytest.raises(UsageError, match="only training can be an elastic job") as error:
+            run([Layer("options", {"framework": "torch"})], options)
+        assert error.value.everywhere
 
 
 @pytest.mark.parametrize("options", COMMANDS)
@@ -157,21 +143,19 @@ def test_what_a_job_would_refuse_is_refused_before_it_starts(options, values, sa
         sweep.run_bench(layers, BenchOptions(**options))
 
 
-def test_a_batch_that_is_too_small_for_one_of_the_jobs_is_refused_before_any_starts(nothing_starts):
+def test_what_one_of_the_jobs_would_refuse_is_refused_before_any_starts(nothing_starts, monkeypatch):
     layers = [Layer("options", {"framework": "torch", "global_batch_size": 1})]
     with pytest.raises(UsageError, match="global_batch_size 1 is smaller than workers x accumulate = 2 x 1"):
         sweep.run_bench(layers, BenchOptions(sweep=(1, 2)))
-
-
-def test_a_controller_that_horovod_lacks_is_refused_before_it_starts(nothing_starts, monkeypatch):
     lacking = InstalledBuild("0.28.1", "2.0", "2.0", None, False, False)
     monkeypatch.setattr(job, "installed_build", lambda: lacking)
     layers = [Layer("options", {"framework": "torch"})]
-    said = "--controller mpi: Horovod was built without MPI"
-    with pytest.raises(UsageError, match=said):
-        sweep.run_bench(layers, BenchOptions(controller="mpi", sweep=(1, 2)))
-    with pytest.raises(UsageError, match=said):
-        plan.run_plan(layers, PlanOptions(controller="mpi"))
+    for run, options in (
+        (sweep.run_bench, BenchOptions(sweep=(1, 2), controller="mpi")),
+        (plan.run_plan, PlanOptions(controller="mpi")),
+    ):
+        with pytest.raises(UsageError, match="--controller mpi: Horovod was built without MPI"):
+            run(layers, options)
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ def test_what_a_process_of_a_program_leaves_behind_is_ended(tmp_path):
     spawn = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)', "
     with pytest.raises(EnvironmentFault, match="without a result"):
         run_module("it", python(f"{spawn}{mark!r}])"), "module", {}, tmp_path, 300)
-    assert is_gone(mark)
+    assert comes_to(mark, is_there=False)
 
 
 def test_an_interrupt_leaves_no_process(tmp_path, monkeypatch):
@@ -42,32 +42,21 @@ def test_an_interrupt_leaves_no_process(tmp_path, monkeypatch):
 
     def interrupted(process, timeout):
         monkeypatch.setattr(subprocess.Popen, "wait", wait)
-        assert is_there(mark)
+        assert comes_to(mark, is_there=True)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(subprocess.Popen, "wait", interrupted)  # as a signal comes while it waits
     waits = [*python("import time; time.sleep(600)"), mark]
     with pytest.raises(KeyboardInterrupt):
         run_module("it", waits, "module", {}, tmp_path, 300)
-    assert is_gone(mark)
+    assert comes_to(mark, is_there=False)
 
 
-def running() -> str:
-    """Return the commands of all processes; psutil reads them whole, ps at most the width of a terminal."""
-    return "\n".join(" ".join(one.info["cmdline"] or ()) for one in psutil.process_iter(["cmdline"]))
-
-
-def is_there(mark: str) -> bool:
-    """Return whether a process has a text in its command, which is empty for a moment at first."""
+def comes_to(mark: str, is_there: bool) -> bool:
+    """Return whether a process with a text in its command comes, or is gone, which may take a moment."""
     until = time.monotonic() + 60
-    while mark not in running() and time.monotonic() < until:
-        pass
-    return mark in running()
-
-
-def is_gone(mark: str) -> bool:
-    """Return whether no process has a text in its command; one that was killed may take a moment to end."""
-    until = time.monotonic() + 60
-    while mark in running() and time.monotonic() < until:
-        pass
-    return mark not in running()
+    while time.monotonic() < until:
+        found = (" ".join(one.info["cmdline"] or ()) for one in psutil.process_iter(["cmdline"]))
+        if any(mark in command for command in found) == is_there:
+            return True
+    return False

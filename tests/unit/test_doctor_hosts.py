@@ -8,10 +8,9 @@ import time
 
 import pytest
 
-from hvdtrain.errors import DiscoveryError, EnvironmentFault
+from hvdtrain.errors import EnvironmentFault
 from hvdtrain.host.hostfile import HostSlots
-from hvdtrain.tools.doctor.collect import CheckOptions, Listeners, connect, machine_info
-from hvdtrain.tools.doctor.command import discovered
+from hvdtrain.tools.doctor.collect import CheckOptions, Listeners, collect_host_info, connect
 from hvdtrain.tools.doctor.ssh import Coordinator, SshOptions, agent_script
 from hvdtrain.tools.doctor.transports import RendezvousTransport, _Rank0Transport
 
@@ -33,9 +32,10 @@ def test_a_listener_answers_who_knows_the_token(listeners):
     assert connect([address, port, token])["error"] == "connection refused"
 
 
-def test_machine_info_is_json_and_holds_no_environment(monkeypatch, tmp_path):
+def test_what_a_host_reports_is_json_and_holds_no_environment(monkeypatch, tmp_path):
     monkeypatch.setenv("MY_TOKEN", "hunter2")
-    text = json.dumps(machine_info(tmp_path / "runs" / "deep"))
+    options = CheckOptions((), str(tmp_path / "runs" / "deep"), timeout_seconds=60.0)
+    text = json.dumps(collect_host_info(options, "h", 1))
     assert "hunter2" not in text
     assert not (tmp_path / "runs").exists()
 
@@ -86,11 +86,6 @@ def test_agents_on_this_host_report_and_a_silent_one_is_named(monkeypatch):
     assert "did not answer in time" in coordinator.problems[1].found
     assert "exit code 7" in coordinator.problems[2].found
     assert 0 not in coordinator.problems
-
-
-def test_a_script_that_fails_is_an_error():
-    with pytest.raises(DiscoveryError, match="exit code 2"):
-        discovered("exit 2", 1)
 
 
 def test_the_command_checks_the_hosts_that_the_script_prints(tmp_path):

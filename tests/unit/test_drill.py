@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from hvdtrain.tools.drill.command import Case, Drilled, run_case
+from hvdtrain.tools.drill.command import Drilled, run_case
 from hvdtrain.tools.drill.task import History, differences
 
 INDICES = {1: [0, 1], 2: [2, 3], 3: [0, 2]}
@@ -29,6 +29,6 @@ def test_a_job_that_does_not_end_or_ends_badly_has_lost_something(tmp_path):
         def ends(_: Drilled, code: int | None = code) -> tuple[int | None, str]:
             return code, "its output"
 
-        outcome = run_case(Case("it ends", ends), drilled, WHOLE)
+        outcome = run_case("it ends", ends, drilled, WHOLE)
         assert outcome.lost[0] == said
         assert outcome.output == "its output"

@@ -49,10 +49,6 @@ def tracker(monkeypatch):
     return made
 
 
-def row(**values: float) -> Row:
-    return Row(1, 2.0, {f"train/{name}": value for name, value in values.items()})
-
-
 def test_mlflow_takes_each_name_and_no_two_become_one():
     validation = pytest.importorskip("mlflow.utils.validation")
     found = [mlflow_name(name) for name in ODD_NAMES]
@@ -64,14 +60,12 @@ def test_mlflow_takes_each_name_and_no_two_become_one():
     assert mlflow_name("train/loss") == "train/loss"
 
 
-@pytest.mark.parametrize(
-    ("uri", "text"), [("", "is not set"), ("postgresql+psycopg2://host/db", "cannot open")]
-)
-def test_where_it_sends_is_checked_before_the_library_is_loaded(monkeypatch, uri, text):
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+def test_where_it_sends_is_checked_before_the_library_is_loaded(monkeypatch):
     monkeypatch.setattr("hvdtrain.trackers.services.find_spec", lambda name: None)
-    with pytest.raises(EnvironmentFault, match=text):
-        MlflowTracker(print)
+    for uri, text in (("", "is not set"), ("postgresql+psycopg2://host/db", "cannot open")):
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+        with pytest.raises(EnvironmentFault, match=text):
+            MlflowTracker(print)
 
 
 @pytest.mark.parametrize(
@@ -92,12 +86,12 @@ def test_the_place_of_a_run_has_the_address_without_user_password_and_query(trac
 def test_what_mlflow_refuses_is_left_out_and_noted_once(tracker):
     tracker._client = Client("train/bad", "Invalid value for 'train/bad'")
     for _ in range(2):
-        tracker.send([row(loss=0.5, bad=1, other=2)])
+        tracker.send([Row(1, 2.0, {"train/loss": 0.5, "train/bad": 1, "train/other": 2})])
     assert [metric.key for metric in tracker._client.sent["metrics"]] == ["train/loss", "train/other"] * 2
     (note,) = tracker.notes
     assert note.startswith("it refuses metric train/bad, which is left out: Invalid value")
     tracker._client = Client("train/bad", "Invalid value for 'train/bad'")
-    tracker.send([row(bad=1, **{f"n{number}": number for number in range(255)})])
+    tracker.send([Row(1, 2.0, {"train/bad": 1} | {f"n{number}": number for number in range(255)})])
     assert (len(tracker._client.sent["metrics"]), tracker._client.requests) == (255, 1 + 2 * 8), "by halves"
 
 

@@ -2,10 +2,7 @@
 
 import argparse
 import importlib.util
-import sys
-import time
 
-import psutil
 import pytest
 from support.documents import ROOT
 
@@ -54,25 +51,3 @@ def test_a_program_that_fails_ends_its_comparison_alone(peers, monkeypatch, caps
     shown = capsys.readouterr()
     assert "horovod | 1.00 | 1.00 (1.00-1.00)" in shown.out
     assert "ended with exit code 1" in shown.err
-
-
-def test_nothing_is_left_of_programs(peers, tmp_path):
-    sleep = [sys.executable, "-c", "import time; time.sleep(60)"]
-    peers.PROGRAM = tmp_path / "program.py"
-    peers.PROGRAM.write_text(
-        f"import subprocess, sys, time\nsubprocess.Popen([*{sleep!r}, *sys.argv]); time.sleep(60)"
-    )
-    peers.launches = lambda *given: [[sys.executable, *given[-1]]] * 2
-    with pytest.raises(EnvironmentFault, match="did not end within 2 s"):
-        peers.milliseconds("torch", "plain", "mlp", "gloo", arguments(limit=2.0))
-    until = time.monotonic() + 60  # processes that were killed may take a moment to end
-    while (left := running(peers.PROGRAM)) and time.monotonic() < until:
-        time.sleep(0.05)
-    assert not left
-
-
-def running(program) -> list[str]:
-    words = [" ".join(one.info["cmdline"] or ()) for one in psutil.process_iter(["cmdline"])]
-    return [
-        text for text in words if "/peers-" in text and ("time.sleep(60)" in text or str(program) in text)
-    ]

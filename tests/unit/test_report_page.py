@@ -111,8 +111,9 @@ def test_a_strangers_run_runs_no_script_and_nothing_is_fetched(tmp_path):
     assert found[1].fetched == found[1].handlers == []
 
 
-def test_a_resume_has_its_place_and_what_a_summary_says_is_listed(tmp_path):
-    run = make_run(tmp_path, window(10), window(20), window(40))
+def test_starts_changes_of_the_workers_and_what_a_summary_says_are_listed_in_order(tmp_path):
+    joined = change(30, left=[], joined=["localhost, slot 2"], workers=2)
+    run = make_run(tmp_path, window(10), window(20), change(25), joined, window(40))
     starts = [{"time": "2023-11-14T22:13:20+00:00", "step": step} for step in (0, 20)]
     (run / "provenance.jsonl").write_text("".join(json.dumps(one) + "\n" for one in starts))
     summary = {**SUMMARY, "status": "failed", "bad_samples": 3, "error": "the loss is NaN"}
@@ -120,20 +121,12 @@ def test_a_resume_has_its_place_and_what_a_summary_says_is_listed(tmp_path):
     assert [event.text for event in events] == [
         "training started",
         "resumed after step 20",
+        "1 worker from step 26 on; left: rank 1 on h2: killed (SIGKILL); 0.5 s without training",
+        "2 workers from step 31 on; joined: localhost, slot 2; 0.5 s without training",
         "3 unreadable samples skipped since the last start",
         "failed after 40 steps: the loss is NaN",
     ]
     assert (events[1].step, events[1].time) == (20, "2023-11-14 22:13:20 UTC")
-
-
-def test_workers_that_came_and_went_are_named(tmp_path):
-    joined = change(30, left=[], joined=["localhost, slot 2"], workers=2)
-    run = make_run(tmp_path, window(10), change(20), joined)
-    texts = [event.text for event in history_of(run, read_log(run), None)]
-    assert texts == [
-        "1 worker from step 21 on; left: rank 1 on h2: killed (SIGKILL); 0.5 s without training",
-        "2 workers from step 31 on; joined: localhost, slot 2; 0.5 s without training",
-    ]
 
 
 def test_a_curve_has_the_numbers_of_the_log_on_every_axis(tmp_path):

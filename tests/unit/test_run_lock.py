@@ -3,7 +3,6 @@
 import errno
 import fcntl
 import json
-import math
 import os
 import signal
 import socket
@@ -14,8 +13,7 @@ import pytest
 
 from hvdtrain.errors import EnvironmentFault
 from hvdtrain.jobs.run_directory.lock import RunLock
-from hvdtrain.reporting.lock_state import LOCK_FILE, Holder
-from hvdtrain.reporting.stored_runs import status_of
+from hvdtrain.reporting.lock_state import LOCK_FILE
 
 # a second process: a lock does not keep out the process that holds it
 OTHER = """
@@ -81,23 +79,3 @@ def test_it_stays_if_the_file_is_read_and_goes_with_the_process_that_took_it(tmp
         finally:
             holder.kill()
             os.kill(child, signal.SIGKILL)
-
-
-HELD, FREE, UNSEEN = Holder(is_held=True), Holder(is_held=False), Holder()
-FAR = Holder(7, "another-host", is_held=False)
-
-
-@pytest.mark.parametrize(
-    ("summary", "lock", "silent", "word"),
-    [
-        ({"status": "completed"}, FREE, 1.0, "completed"),
-        ({"status": "[red]"}, FREE, 1.0, "unknown"),
-        (None, HELD, math.inf, "running"),
-        (None, FREE, 11.0, "killed"),
-        (None, FREE, 3.0, "unknown"),
-        (None, FAR, 1e6, "unknown"),
-        (None, UNSEEN, math.inf, "unknown"),
-    ],
-)
-def test_one_word_for_each_case(summary, lock, silent, word):
-    assert status_of(summary, lock, silent) == word

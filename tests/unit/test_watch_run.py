@@ -113,6 +113,8 @@ def test_a_run_that_goes_on_has_not_ended_by_the_summary_before(tmp_path, hold):
     run = make_run(tmp_path, window(40))
     hold(run).communicate()
     assert silent(run, 60).kind is Kind.ENDED
+    (run / "summary.json").write_text(json.dumps({**SUMMARY, "status": "[red]"}))
+    assert silent(run, 60).text.startswith("unknown; ")
     hold(run)
     assert silent(run, 300).kind is Kind.RUNNING
     (run / "summary.json").write_text(json.dumps(SUMMARY))

@@ -1,10 +1,12 @@
 """What a step takes with more workers, from one measurement: the formulas of docs/scaling.md."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from statistics import NormalDist
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from hvdtrain.tools.bench.options import Link
 from hvdtrain.tools.message_times import Way
@@ -21,9 +23,8 @@ _BACKWARD = Spread(0.6, 0.7, 0.3)  # of computing: when messages may be sent tha
 _PAYLOAD = Spread(0.95, 0.96, 0.94)
 # how many times as long the bytes take as the link needs for them, on CPUs and on GPUs (not measured)
 _SATURATION = {False: Spread(1.0, 1.0, 1.5), True: Spread(1.0, 1.0, 1.7)}
-_LARGE_BYTES = (
-    2**18
-)  # for each host: smaller messages are summed over all workers in one level, over MPI by MPI
+# for each host: smaller messages are summed over all workers in one level, over MPI by MPI
+_LARGE_BYTES = 2**18
 _BLOM = 0.375  # Blom 1958: the expected largest of N normal numbers lies near the quantile of this offset
 
 
@@ -160,17 +161,14 @@ def parts_of(measured: Measured, cluster: Cluster, end: str = "median") -> Parts
     parts = _without_rest(measured, cluster, end)
     if cluster.workers == 1:
         return parts
-    rest = getattr(rest_of(measured), end)
-    if end == "high":  # a part of it may grow with the bytes
+    known, step = explained(measured).step, measured.step
+    rest = step.median - known
+    if end == "low":
+        rest = min(0.0, rest, step.low - known)
+    elif end == "high":  # a part of it may grow with the bytes
+        rest = max(0.0, rest, step.high - known)
         rest *= max(1.0, volume_factor(cluster.workers) / volume_factor(measured.workers))
     return replace(parts, rest=rest)
-
-
-def rest_of(measured: Measured) -> Spread:
-    """Return what the measured step has in addition to what its parts explain."""
-    parts = explained(measured).step
-    rest = measured.step.median - parts
-    return Spread(rest, min(0.0, rest, measured.step.low - parts), max(0.0, rest, measured.step.high - parts))
 
 
 def explained(measured: Measured) -> Parts:
@@ -237,32 +235,19 @@ def volume_factor(workers: int) -> float:
     return 2 * (workers - 1) / workers
 
 
-@dataclass(frozen=True)
-class _Hops:
-    """Messages that follow one another: within hosts, and from host to host."""
-
-    inside: float
-    between: float
-
-    def __add__(self, other: "_Hops") -> "_Hops":
-        return _Hops(self.inside + other.inside, self.between + other.between)
-
-    def times(self, factor: float) -> "_Hops":
-        return _Hops(self.inside * factor, self.between * factor)
-
-    def seconds(self, hop: "_Hops") -> float:
-        return self.inside * hop.inside + self.between * hop.between
+# numbers or seconds of messages that follow one another: within hosts, and from host to host
+_Hops = NDArray[np.float64]
 
 
 def _ring(cluster: Cluster) -> _Hops:
     hops, hosts = 2 * (cluster.workers - 1), cluster.hosts
     share = hosts / cluster.workers if hosts > 1 else 0.0
-    return _Hops(hops * (1 - share), hops * share)
+    return np.array([hops * (1 - share), hops * share])
 
 
 def _tree(cluster: Cluster) -> _Hops:
     far, all_hops = ((count - 1).bit_length() for count in (cluster.hosts, cluster.workers))
-    return _Hops(all_hops - far, far)
+    return np.array([all_hops - far, far], float)
 
 
 def _levels(measured: Measured, cluster: Cluster) -> tuple[int, int]:
@@ -279,11 +264,10 @@ def _agreement_hops(measured: Measured, cluster: Cluster) -> _Hops:
 
 def _small_hops(measured: Measured, cluster: Cluster, end: str) -> _Hops:
     """Return the hops of a small sum: Gloo's goes round a ring, MPI and NCCL choose."""
-    ring, tree = _ring(cluster), _tree(cluster).times(2)
+    ring, tree = _ring(cluster), 2 * _tree(cluster)
     if measured.controller == "Gloo" and not measured.on_gpu:
         return ring
-    likely = _Hops(math.sqrt(tree.inside * ring.inside), math.sqrt(tree.between * ring.between))
-    return {"median": likely, "low": tree, "high": ring}[end]
+    return {"median": np.sqrt(tree * ring), "low": tree, "high": ring}[end]
 
 
 def _latencies(measured: Measured, cluster: Cluster, end: str) -> tuple[float, float, float]:
@@ -291,20 +275,17 @@ def _latencies(measured: Measured, cluster: Cluster, end: str) -> tuple[float, f
     before, agreements = measured.cluster, getattr(_AGREEMENTS, end)
     smallest = getattr(measured.smallest, end)
     of_hops = getattr(_OF_HOPS, end) * smallest
-    hops = _small_hops(measured, before, "median")
-    hops += _agreement_hops(measured, before).times(agreements)
+    hops = _small_hops(measured, before, "median") + agreements * _agreement_hops(measured, before)
     if before.hosts == 1 or end == "low":
-        local = crossing = of_hops / (hops.inside + hops.between)
+        hop = np.full(2, of_hops / hops.sum())
         if cluster.link is not None and cluster.hosts > 1:
-            crossing = max(local, getattr(cluster.link.latency, end))
+            hop[1] = max(hop[1], getattr(cluster.link.latency, end))
     else:  # of the hops that were measured, those within hosts are short
-        local, crossing = 0.0, of_hops / hops.between
-    hop = _Hops(local, crossing)
-    agreement = _agreement_hops(measured, cluster).times(agreements).seconds(hop)
-    small = large = _small_hops(measured, cluster, end).seconds(hop)
+        hop = np.array([0.0, of_hops / hops[1]])
+    agreement = agreements * float(_agreement_hops(measured, cluster) @ hop)
+    small = large = float(_small_hops(measured, cluster, end) @ hop)
     if cluster.hosts > 1 and not measured.on_gpu:
-        inside, hosts = _levels(measured, cluster)
-        large = _Hops(2 * (inside - 1), 2 * (hosts - 1)).seconds(hop)
+        large = float(2 * (np.array(_levels(measured, cluster)) - 1) @ hop)
     return smallest - of_hops + agreement, large, small
 
 

@@ -1,5 +1,6 @@
 """One job that is measured, in the processes that a launcher started, or in one without a launcher."""
 
+import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -7,17 +8,31 @@ from typing import Any
 
 import psutil
 
+from hvdtrain.backends.base import Backend
 from hvdtrain.config import Config, Layer
+from hvdtrain.data.readers import Readers
 from hvdtrain.errors import UsageError
 from hvdtrain.horovod_build.installed import BUILD_COMMAND, installed_build
 from hvdtrain.host.cores import threads_per_worker
 from hvdtrain.jobs.compatibility import Job, check
+from hvdtrain.jobs.entering import new_session
 from hvdtrain.jobs.failures import interruptible
-from hvdtrain.jobs.opening.setup import TrainingRun, opened
+from hvdtrain.jobs.opening.setup import TrainingRun, build, opened
 from hvdtrain.jobs.opening.start import prepare, started
+from hvdtrain.jobs.resume import ResumePoint
+from hvdtrain.session import Session
 from hvdtrain.storage.text import counted
-from hvdtrain.tools.bench.measure import check_rounds, measure_steps
-from hvdtrain.tools.blocks import skips_warmup
+from hvdtrain.tools.blocks import (
+    MOST_STEPS,
+    SMALL_RATE,
+    Recorder,
+    bench_config,
+    run_block,
+    skips_warmup,
+    steps_of_block,
+    tried_session,
+    whole_rounds,
+)
 from hvdtrain.tools.message_times import (
     MIB,
     MOST_BYTES,
@@ -27,13 +42,16 @@ from hvdtrain.tools.message_times import (
     way_of,
     words_for_size,
 )
-from hvdtrain.tools.spread import Spread
+from hvdtrain.tools.spread import PARTS, Block, Spread, split_of
 from hvdtrain.training_plan import TrainingPlan, batch_plan
 from hvdtrain.workers.activity import ACTIVITY
+from hvdtrain.workers.agreement import Workers
 from hvdtrain.workers.seeding import seeded_frameworks
 from hvdtrain.workers.wire_types import travels
 
 VERSION = 2  # of the documents
+_FIRST_STEPS = 5  # which show how many fit into the time
+_BLOCKS = 5  # with the other workers, and as many without
 _PARTS = {
     "data": "waiting for data",
     "compute": "computing",
@@ -90,7 +108,7 @@ def _measured(run: TrainingRun, request: Request) -> dict[str, Any] | None:
         most = min(max(*way.sizes, MIB), MOST_BYTES)
     before = CpuTimes.now(workers.host)
     steps = measure_steps(run, seconds=request.seconds, splits=request.splits)
-    notes = [*run.notes(), *steps.notes, *notes_on(config)]
+    notes = [*run.notes(), *steps["notes"], *notes_on(config)]
     sums = []
     if most is not None and workers.size > 1:
         limit = max(request.seconds, _LEAST_MESSAGE_SECONDS)
@@ -115,16 +133,81 @@ def _measured(run: TrainingRun, request: Request) -> dict[str, Any] | None:
         ).batch.global_batch,
         "threads": config.threads or threads_per_worker(workers.local_size),
         "reduction": model.reduction,
-        "steps_timed": steps.count,
-        "first_loss": steps.first_loss,
-        "step_seconds": steps.seconds.to_dict(),
-        "mean_step_seconds": steps.means.to_dict(),
-        "samples_per_second": steps.speed.to_dict(),
-        "part_seconds": {name: part.to_dict() for name, part in steps.parts.items()},
+        **steps,
         "all_reduce": [{"bytes": size, "horovod_seconds": one.to_dict()} for size, one in sums],
         "exchange": None if way is None else asdict(way),
-        "warnings": [*busy_hosts(times), *doubtful_parts(steps.parts, steps.means.median)],
+        "warnings": [*busy_hosts(times), *doubtful_parts(steps)],
         "notes": [*notes, "evaluations, checkpoints, logs and callbacks are left out"],
+    }
+
+
+def check_rounds(config: Config) -> None:
+    """Check that a block of steps can hold a synchronisation."""
+    if config.sync_every is not None and config.sync_every > MOST_STEPS:
+        raise UsageError(
+            f"sync_every {config.sync_every}: bench times whole synchronisations, in blocks of at most "
+            f"{MOST_STEPS:,} steps",
+            f"Measure with --sync-every {MOST_STEPS} or less: a synchronisation takes as long, and a step's "
+            "part in it shrinks in proportion.",
+            everywhere=True,
+        )
+
+
+def session_alone(run: TrainingRun, plan: TrainingPlan, readers: Readers) -> Session:
+    """Return a run of this worker on its own, with batches of the size that it has in the job. Local."""
+    config, backend, workers = run.config, run.backend, run.backend.workers
+    changes: dict[str, Any] = {
+        "global_batch_size": None,
+        "batch_size": plan.batch.micro_batch,
+        "seed": config.seed + workers.rank,
+        # the rate of the job is meant for its global batch, and could let this training diverge
+        "learning_rate": SMALL_RATE * config.base_learning_rate,
+    }
+    run = run.with_config(**changes)
+    lone = Workers(workers.host, local_rank=workers.local_rank, local_size=workers.local_size)
+    alone: Backend = bench_module(config.framework).backend_alone(run.config, backend, lone)
+    build(run.config, run.task_data.task, alone)
+    task_data = replace(run.task_data, eval_data=None)
+    return new_session(replace(run, backend=alone, task_data=task_data), ResumePoint(), readers)
+
+
+def measure_steps(run: TrainingRun, *, seconds: float, splits: bool) -> dict[str, Any]:
+    """Collective. Time blocks of the job, and of each worker on its own; return fields of the document."""
+    run, workers = run.with_config(bench_config(run.config)), run.backend.workers
+    with tried_session(run) as (session, readers, notes):
+        sessions, plan = [session], session.plan()
+        if splits and workers.size > 1:
+            ACTIVITY.enter("building a second model", is_long=True)
+            sessions.append(session_alone(run, plan, readers))
+        recorders = [Recorder() for _ in sessions]
+        for one, recorder in zip(sessions, recorders, strict=True):
+            one.services.report = recorder
+
+        def block(place: int, steps: int) -> Block:
+            of_ranks = workers.allgather_object(run_block(sessions[place], recorders[place], steps))
+            return Block([own for own, _ in of_ranks], statistics.fmean(waited for _, waited in of_ranks))
+
+        places = range(len(sessions))
+        first = [block(place, _FIRST_STEPS) for place in places]
+        longest = max(statistics.median(own) for one in first for own in one.step_seconds)
+        steps = steps_of_block(seconds / (_BLOCKS * len(sessions)), longest)
+        steps = whole_rounds(steps, plan.sync_every)
+        rounds = [[block(place, steps) for place in places] for _ in range(_BLOCKS)]
+    parts = [split_of(blocks[0], blocks[1] if len(blocks) > 1 else None) for blocks in rounds]
+    means, has_parts = [blocks[0].mean_seconds for blocks in rounds], len(sessions) > 1 or workers.size == 1
+    spreads = {
+        "step_seconds": [statistics.median(blocks[0].step_seconds[0]) for blocks in rounds],
+        "mean_step_seconds": means,
+        "samples_per_second": [plan.batch.global_batch / mean for mean in means],
+    }
+    return {
+        "steps_timed": _BLOCKS * steps,
+        "first_loss": recorders[0].first_loss or 0.0,
+        **{name: Spread.of(values).to_dict() for name, values in spreads.items()},
+        "part_seconds": {
+            name: Spread.of([part[name] for part in parts]).to_dict() for name in PARTS if has_parts
+        },
+        "notes": [*notes, *recorders[0].notes],
     }
 
 
@@ -133,11 +216,19 @@ def describe_job(document: Mapping[str, Any]) -> str:
     workers = document["workers"]
     over = f" over {document['controller']}" if workers > 1 else ""
     step = Spread(**document["step_seconds"])
+    mean = Spread(**document["mean_step_seconds"])
     rows = [
         ("speed", f"{Spread(**document['samples_per_second']).describe(0)} samples/s"),
         ("step", f"{_in_ms(step)}, {document['steps_timed']:,} steps timed"),
-        *_part_rows(document),
     ]
+    parts = {name: Spread(**part) for name, part in document["part_seconds"].items()}
+    rows += [("mean step", f"{_in_ms(mean)}, of which")] if parts else []
+    for name, part in parts.items():
+        is_nothing, share = part.low == part.high == 0, part.median / mean.median
+        noise = "; not above the noise" if part.low <= 0 and not is_nothing else ""
+        doubt = "" if _can_be(share) else "; not trustworthy"
+        if workers > 1 or not is_nothing:  # one worker waits for nobody
+            rows.append((f"  {_PARTS[name]}", f"{_in_ms(part)}, {share:.0%} of it{noise}{doubt}"))
     if document["threads"]:
         rows.append(("threads", f"{document['threads']} for each worker's computation"))
     if workers > 1:
@@ -149,7 +240,10 @@ def describe_job(document: Mapping[str, Any]) -> str:
         f"{document['global_batch']:,} samples a step",
         *(f"  {name:<{width}}  {text}" for name, text in rows),
         *(["  all-reduce"] if sums else []),
-        *(_sum_row(one["bytes"], one["horovod_seconds"]["median"]) for one in sums),
+        *(
+            f"    {words_for_size(size):>8}  {seconds * 1e6:>10,.0f} us  {size / seconds / 1e6:>7,.0f} MB/s"
+            for size, seconds in ((one["bytes"], one["horovod_seconds"]["median"]) for one in sums)
+        ),
         *notes_and_warnings([document]),
     ])  # fmt: skip
 
@@ -165,9 +259,10 @@ def notes_and_warnings(documents: Iterable[Mapping[str, Any]]) -> list[str]:
     return list(dict.fromkeys(lines))
 
 
-def doubtful_parts(parts: Mapping[str, Spread], mean: float) -> list[str]:
+def doubtful_parts(document: Mapping[str, Any]) -> list[str]:
     """Return a warning if a part of a mean step is more than all of it or less than nothing."""
-    wrong = [_PARTS[name] for name, part in parts.items() if not _can_be(part.median / mean)]
+    mean, parts = document["mean_step_seconds"]["median"], document["part_seconds"]
+    wrong = [_PARTS[name] for name, part in parts.items() if not _can_be(part["median"] / mean)]
     if not wrong:
         return []
     return [
@@ -177,26 +272,6 @@ def doubtful_parts(parts: Mapping[str, Spread], mean: float) -> list[str]:
     ]
 
 
-def _part_rows(document: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return the mean step and its parts, which add up to it; nothing if they were not measured."""
-    parts = {name: Spread(**part) for name, part in document["part_seconds"].items()}
-    if not parts:
-        return []
-    mean = Spread(**document["mean_step_seconds"])
-    if document["workers"] == 1:  # which waits for nobody
-        parts = {name: part for name, part in parts.items() if (part.low, part.high) != (0, 0)}
-    rows = [("mean step", f"{_in_ms(mean)}, of which")]
-    return rows + [(f"  {_PARTS[name]}", _part(part, mean.median)) for name, part in parts.items()]
-
-
-def _part(part: Spread, mean_seconds: float) -> str:
-    is_nothing = part.low == part.high == 0
-    noise = "; not above the noise" if part.low <= 0 and not is_nothing else ""
-    share = part.median / mean_seconds
-    doubt = "" if _can_be(share) else "; not trustworthy"
-    return f"{_in_ms(part)}, {share:.0%} of it{noise}{doubt}"
-
-
 def _can_be(share: float) -> bool:
     """Return whether a part can have this share of a step, as it is shown in whole percents."""
     return 0 <= round(100 * share) <= 100
@@ -204,10 +279,6 @@ def _can_be(share: float) -> bool:
 
 def _in_ms(seconds: Spread) -> str:
     return f"{seconds.times(1e3).describe()} ms"
-
-
-def _sum_row(size: int, seconds: float) -> str:
-    return f"    {words_for_size(size):>8}  {seconds * 1e6:>10,.0f} us  {size / seconds / 1e6:>7,.0f} MB/s"
 
 
 def notes_on(config: Config) -> list[str]:

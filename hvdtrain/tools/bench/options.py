@@ -8,7 +8,7 @@ import click
 
 from hvdtrain.config.options import ExpandedPath
 from hvdtrain.errors import UsageError
-from hvdtrain.tools.output import Parsed, all_of, parse_size
+from hvdtrain.tools.output import all_of, parse_size
 from hvdtrain.tools.spread import Spread
 
 _SECONDS = 20.0
@@ -33,9 +33,9 @@ def parse_link(text: str) -> Link:
     bits = float(found[1]) * _BITS[found[2].lower()] if found else 0.0
     seconds = float(found[3]) * _LINK_SECONDS[found[4].lower()] if found and found[3] else None
     if not 0 < bits <= _MOST_BITS or (seconds is not None and not 0 < seconds <= _MOST_LATENCY):
-        raise ValueError(
+        raise click.BadParameter(
             f"{text!r} is not a link such as 1gbit, or 10gbit/50us with its latency: the units are kbit, "
-            f"mbit and gbit a second, and us, ms and s for a latency above 0, at most {_MOST_LATENCY:g} s"
+            f"mbit and gbit a second, and us, ms and s for a latency above 0, at most {_MOST_LATENCY:g} s."
         )
     latency = USUAL_LATENCY if seconds is None else Spread(seconds, seconds, seconds)
     return Link(text.strip().lower(), bits, latency)
@@ -53,7 +53,7 @@ def parse_counts(text: str) -> tuple[int, ...]:
     """Return numbers of workers such as 1,2,4, the smallest first."""
     words = [word.strip() for word in text.split(",")]
     if not all(word.isdecimal() and int(word) > 0 for word in words):
-        raise ValueError(f"{text!r} is not a list of numbers of workers, such as 1,2,4")
+        raise click.BadParameter(f"{text!r} is not a list of numbers of workers, such as 1,2,4.")
     return tuple(sorted(set(map(int, words))))
 
 
@@ -117,9 +117,9 @@ bench_options = all_of(
                  help="Measure the parts of a step, for which a second model is built. [split]"),
     click.option("--all-reduce/--no-all-reduce", default=True,
                  help="Measure all-reduces from 4 KiB on. [all-reduce]"),
-    click.option("--max-bytes", type=Parsed("size", parse_size), metavar="SIZE",
+    click.option("--max-bytes", type=parse_size, metavar="SIZE",
                  help="Largest all-reduce. [128M]"),
-    click.option("--sweep", type=Parsed("counts", parse_counts), metavar="1,2,4",
+    click.option("--sweep", type=parse_counts, metavar="1,2,4",
                  help="Launch these numbers of workers, and show how the speed grows."),
     click.option("-H", "--hosts", metavar="HOSTS",
                  help="Hosts and slots for --sweep, such as host1:2,host2:2. [this host's cores]"),
@@ -132,7 +132,7 @@ plan_options = all_of(
                  help="Predict for up to N hosts. [as many as 64 workers need]"),
     click.option("--slots", type=click.IntRange(1, 128), metavar="N",
                  help="Workers of a host. [as many as were measured on one]"),
-    click.option("--link", type=Parsed("links", parse_links), metavar="LINKS",
+    click.option("--link", type=parse_links, metavar="LINKS",
                  help="Speeds of the hosts' links, such as 200mbit,10gbit, or 10gbit/50us with the latency. "
                       "[1gbit,10gbit,100gbit; measured on several hosts: their network]"),
     click.option("--seconds", type=click.FloatRange(0.1, 3600), default=_SECONDS, metavar="SECONDS",

@@ -33,9 +33,9 @@ from hvdtrain.tools.bench.options import USUAL_LINKS, Link, PlanOptions
 from hvdtrain.tools.bench.sweep import run_job
 from hvdtrain.tools.launch import check_slots, horovodrun
 from hvdtrain.tools.message_times import bench_module_name
-from hvdtrain.tools.output import check_writable, config_files, said_if_interrupted, say, show_found
+from hvdtrain.tools.output import check_writable, said_if_interrupted, say, show_found
 from hvdtrain.tools.picture import check_picture, draw
-from hvdtrain.tools.spread import Spread, in_digits
+from hvdtrain.tools.spread import in_digits
 
 VERSION = 4  # of the documents
 _PROBE_SECONDS = 120.0
@@ -77,21 +77,23 @@ def run_plan(layers: list[Layer], options: PlanOptions) -> None:
                 everywhere=True,
             )
     if not launched_rank():
-        check_writable(options.json_path, options.picture, read=config_files(layers))
+        check_writable(options.json_path, options.picture, layers=layers)
         check_picture(options.picture)
+    documents: Documents = []
     with said_if_interrupted():
-        documents = _documents(layers, options, launched=launched)
+        if not launched:
+            documents = _launched_here(layers, options)
+        elif found := bench_job(layers, Request(options.seconds, plan=True), partial(check_hosts, options)):
+            documents = [found]
     if documents:
-        plan = make_plan(documents, options)
-        paths = options.json_path, options.picture
-        show_found(plan.describe(), plan.to_document(), *paths, lambda _, path: draw(plan.curves(), path))
+        plan, paths = make_plan(documents, options), (options.json_path, options.picture)
+        tables = plan.tables
+        curves = {one.title: [(row.cluster.workers, row.efficiency) for row in one.rows] for one in tables}
+        show_found(plan.describe(), plan.to_document(), *paths, lambda _, path: draw(curves, path))
 
 
-def _documents(layers: list[Layer], options: PlanOptions, *, launched: bool) -> Documents:
-    """Collective under a launcher. Return what was measured; nothing on ranks other than 0."""
-    if launched:
-        found = bench_job(layers, Request(options.seconds, plan=True), partial(check_hosts, options))
-        return [] if found is None else [found]
+def _launched_here(layers: list[Layer], options: PlanOptions) -> Documents:
+    """Check what is launched here, and return what was measured."""
     if not any(layer.values.get("framework") for layer in layers):
         raise UsageError("no framework is given", "Add --framework torch or --framework tf.")
     task_class, config = settle(layers)  # what is wrong is reported before workers are started
@@ -130,7 +132,19 @@ def count_gpus(framework: str) -> int:
 def measure_here(layers: list[Layer], options: PlanOptions, *, gpus: int = 0) -> Documents:
     """Launch a job on this host over each controller; what one measured counts if the other fails."""
     workers = options.num_proc or gpus or len(os.sched_getaffinity(0))
-    _check_places(workers, gpus)
+    if workers < 2:
+        places, more, cpu = ("GPU", "GPUs", ", with --device cpu") if gpus else ("core", "cores", "")
+        raise UsageError(
+            f"a plan is computed from sums over two workers or more, and this host has one {places}",
+            f"Plan on a host with more {more}{cpu}, or on several hosts: horovodrun -np 2 -H host1:1,host2:1 "
+            "python -m hvdtrain plan ...",
+        )
+    if 0 < gpus < workers:
+        raise UsageError(
+            f"{workers} workers need a GPU each; this host has {gpus}",
+            "Give fewer workers (-np), two at least, or --device cpu.",
+        )
+    check_slots((workers,), None)
     check_cluster(1, workers, options)
     build = installed_build()
     controllers = ("gloo", "mpi") if build is not None and build.mpi else ("gloo",)
@@ -154,23 +168,6 @@ def measure_here(layers: list[Layer], options: PlanOptions, *, gpus: int = 0) ->
     for one in found:
         one["notes"] += [f"left out: {error.problem}" for error in failures]
     return found
-
-
-def _check_places(workers: int, gpus: int) -> None:
-    """Check that there are two workers or more, and a core and, if they have GPUs, one of those for each."""
-    if workers < 2:
-        places, more, cpu = ("GPU", "GPUs", ", with --device cpu") if gpus else ("core", "cores", "")
-        raise UsageError(
-            f"a plan is computed from sums over two workers or more, and this host has one {places}",
-            f"Plan on a host with more {more}{cpu}, or on several hosts: horovodrun -np 2 -H host1:1,host2:1 "
-            "python -m hvdtrain plan ...",
-        )
-    if 0 < gpus < workers:
-        raise UsageError(
-            f"{workers} workers need a GPU each; this host has {gpus}",
-            "Give fewer workers (-np), two at least, or --device cpu.",
-        )
-    check_slots((workers,), None)
 
 
 def check_cluster(hosts: int, slots: int, options: PlanOptions) -> None:
@@ -296,16 +293,9 @@ class Plan:
         lines += [line for table in self.tables for line in table.describe()]
         notes = [text for one in self.documents for text in one["notes"]]
         lines += [f"  note: {text}" for text in dict.fromkeys((*notes, *_NOTES))]
-        warnings = [
-            f"  warning: over {one['controller']}: {text}"
-            for one in self.documents
-            for text in one["warnings"]
-        ]
-        return "\n".join([*lines, *dict.fromkeys(warnings)])
-
-    def curves(self) -> dict[str, list[tuple[int, Spread]]]:
-        """Return the efficiency of each table by number of workers, for a picture."""
-        return {one.title: [(row.cluster.workers, row.efficiency) for row in one.rows] for one in self.tables}
+        warnings = ((one["controller"], text) for one in self.documents for text in one["warnings"])
+        lines += [f"  warning: over {name}: {text}" for name, text in dict.fromkeys(warnings)]
+        return "\n".join(lines)
 
     def to_document(self) -> dict[str, Any]:
         """Return the JSON document; times are in seconds."""

@@ -1,7 +1,4 @@
-"""The command ``bench``: one job as it was launched, or a sweep over numbers of workers.
-
-In a sweep each number of workers is a job that is launched here.
-"""
+"""The command ``bench``: one job as it was launched, or a sweep over numbers of workers, launched here."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,10 +15,10 @@ from hvdtrain.tools.bench.job import (
     Request,
     bench_job,
     check_before_launch,
+    check_rounds,
     describe_job,
     notes_and_warnings,
 )
-from hvdtrain.tools.bench.measure import check_rounds
 from hvdtrain.tools.bench.options import BenchOptions
 from hvdtrain.tools.launch import (
     check_slots,
@@ -32,7 +29,7 @@ from hvdtrain.tools.launch import (
     run_worker,
 )
 from hvdtrain.tools.message_times import MOST_BYTES
-from hvdtrain.tools.output import check_writable, config_files, said_if_interrupted, say, show_found
+from hvdtrain.tools.output import check_writable, said_if_interrupted, say, show_found
 from hvdtrain.tools.picture import check_picture, draw
 from hvdtrain.tools.spread import Spread
 
@@ -44,7 +41,7 @@ def run_bench(layers: list[Layer], options: BenchOptions) -> None:
     check_may_be_elastic(None)
     options.check()
     if not launched_rank():
-        check_writable(options.json_path, options.picture, read=config_files(layers))
+        check_writable(options.json_path, options.picture, layers=layers)
         check_picture(options.picture)
     if not options.sweep:
         most = (options.max_bytes or MOST_BYTES) if options.all_reduce else None
@@ -56,11 +53,9 @@ def run_bench(layers: list[Layer], options: BenchOptions) -> None:
     check_is_not_launched("bench --sweep")
     with said_if_interrupted():
         swept = run_sweep(layers, options)
-    show_found(describe_sweep(swept), swept, options.json_path, options.picture, _draw)
-
-
-def _draw(document: dict[str, Any], path: Path) -> None:
-    draw({"measured": [(row["workers"], Spread(**row["efficiency"])) for row in document["sweep"]]}, path)
+    curve = {"measured": [(row["workers"], Spread(**row["efficiency"])) for row in swept["sweep"]]}
+    paths = options.json_path, options.picture
+    show_found(describe_sweep(swept), swept, *paths, lambda _, path: draw(curve, path))
 
 
 def run_sweep(layers: list[Layer], options: BenchOptions) -> dict[str, Any]:
@@ -76,7 +71,19 @@ def run_sweep(layers: list[Layer], options: BenchOptions) -> dict[str, Any]:
             say(f"{counted(count, 'worker')} ...")
             launcher = horovodrun(count, hosts, options.controller)
             documents.append(run_job(layers, request, launcher, folder, counted(count, "worker")))
-    return sweep_of(documents)
+    # efficiency is relative to the first one, of the fewest workers
+    base = documents[0]["samples_per_second"]["median"] / documents[0]["workers"]
+    rows = [
+        {
+            "workers": one["workers"],
+            "samples_per_second": one["samples_per_second"],
+            "mean_step_seconds": one["mean_step_seconds"],
+            "efficiency": Spread(**one["samples_per_second"]).times(1 / (one["workers"] * base)).to_dict(),
+            "jobs": [one],
+        }
+        for one in documents
+    ]
+    return {"version": VERSION, "notes": note_on_threads(documents), "sweep": rows}
 
 
 def run_job(
@@ -93,22 +100,6 @@ def run_job(
 def work(values: dict[str, Any]) -> dict[str, Any] | None:
     """Collective. Measure a job as values say, and return what was found, on rank 0."""
     return bench_job(layers_from_json(values["layers"]), Request(**values["request"]))
-
-
-def sweep_of(documents: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return the document of jobs, with efficiency relative to the first one, of the fewest workers."""
-    base = documents[0]["samples_per_second"]["median"] / documents[0]["workers"]
-    rows = [
-        {
-            "workers": one["workers"],
-            "samples_per_second": one["samples_per_second"],
-            "mean_step_seconds": one["mean_step_seconds"],
-            "efficiency": Spread(**one["samples_per_second"]).times(1 / (one["workers"] * base)).to_dict(),
-            "jobs": [one],
-        }
-        for one in documents
-    ]
-    return {"version": VERSION, "notes": note_on_threads(documents), "sweep": rows}
 
 
 def describe_sweep(document: dict[str, Any]) -> str:

@@ -21,7 +21,6 @@ from hvdtrain.tools.doctor.report import (
     compare,
     summarize_names,
 )
-from hvdtrain.tools.doctor.report import summarize_names as named
 
 _CLOCK_SECONDS = 1.0
 _AHEAD_SECONDS = 25.0  # horovodrun gives workers 30 seconds to start, by the clock of its own host
@@ -231,19 +230,29 @@ _SHARED_MEMORY_MIB = 16  # what Open MPI uses for each worker
 def check_machines(report: Report) -> list[Finding]:
     """Check the directories, disks, memory, cores and GPUs of all hosts."""
     first = report.hosts[0].name if report.hosts else ""
-    findings = report.each("working directory", partial(_directory, report.directory))
-    findings += _shared(report)
-    findings += report.each("run directory's disk", partial(_run_disk, first))
-    findings += report.each("temporary directory", _temporary_disk)
-    findings += report.each("/dev/shm", partial(_shared_memory, first))
-    return findings + report.each("cores", _cores) + _gpus(report)
+    expected, free = report.directory, "Free some space there, or set TMPDIR to another folder."
 
+    def directory(_: Host, info: HostInfo) -> Verdict:
+        if info["directory"] == expected:
+            return "ok", expected, ""
+        remedy = "Create it there, with the same files: workers read configs and tasks from it."
+        return "fail", f"it is {info['directory'] or 'deleted'}; {expected} is missing there", remedy
 
-def _directory(expected: str, _: Host, info: HostInfo) -> Verdict:
-    if info["directory"] == expected:
-        return "ok", expected, ""
-    remedy = "Create it there, with the same files: workers read configs and tasks from it."
-    return "fail", f"it is {info['directory'] or 'deleted'}; {expected} is missing there", remedy
+    def cores(host: Host, info: HostInfo) -> Verdict:
+        if host.slots <= info["cores"]:
+            return "ok", f"{host.slots} of {info['cores']}", ""
+        found = f"{host.slots} workers on {counted(info['cores'], 'core')}: they take turns"
+        return "warn", found, "Training works but is slow. Give the host fewer slots."
+
+    return [
+        *report.each("working directory", directory),
+        *_shared(report),
+        *report.each("run directory's disk", partial(_run_disk, first)),
+        *report.each("temporary directory", lambda _, info: _disk(info, "temporary directory", "fail", free)),
+        *report.each("/dev/shm", partial(_shared_memory, first)),
+        *report.each("cores", cores),
+        *_gpus(report),
+    ]
 
 
 def _shared(report: Report) -> list[Finding]:
@@ -266,8 +275,12 @@ def _shared(report: Report) -> list[Finding]:
     return report.each("run directory", judge)
 
 
-def _disk(disk: dict[str, Any], limits: tuple[int, int], fail: Status, remedy: str, who: str = "") -> Verdict:
-    fail_mib, warn_mib = limits
+# in MiB, what a disk has to have free, or a job fails, and what it should have
+_FREE = {"run directory": (64, 1024), "temporary directory": (8, 256)}
+
+
+def _disk(info: HostInfo, name: str, fail: Status, remedy: str, who: str = "") -> Verdict:
+    disk, (fail_mib, warn_mib) = info["disks"][name], _FREE[name]
     if disk["error"]:
         return fail, f"nothing can be written to {disk['path']}: {disk['error']}{who}", remedy
     if disk["free_mib"] >= warn_mib:
@@ -280,12 +293,7 @@ def _run_disk(first: str, host: Host, info: HostInfo) -> Verdict:
     status: Status = "fail" if host.name == first else "warn"
     who = "" if host.name == first else " (only rank 0 writes there)"
     remedy = "Free some space or fix its permissions, or see --run-dir and --keep-last."
-    return _disk(info["disks"]["run directory"], (64, 1024), status, remedy, who)
-
-
-def _temporary_disk(_: Host, info: HostInfo) -> Verdict:
-    remedy = "Free some space there, or set TMPDIR to another folder."
-    return _disk(info["disks"]["temporary directory"], (8, 256), "fail", remedy)
+    return _disk(info, "run directory", status, remedy, who)
 
 
 def _shared_memory(first: str, host: Host, info: HostInfo) -> Verdict:
@@ -302,19 +310,12 @@ def _shared_memory(first: str, host: Host, info: HostInfo) -> Verdict:
     return "ok", "enough free", ""
 
 
-def _cores(host: Host, info: HostInfo) -> Verdict:
-    if host.slots <= info["cores"]:
-        return "ok", f"{host.slots} of {info['cores']}", ""
-    found = f"{host.slots} workers on {counted(info['cores'], 'core')}: they take turns"
-    return "warn", found, "Training works but is slow. Give the host fewer slots."
-
-
 def _gpus(report: Report) -> list[Finding]:
     cards_of = {host.name: info["gpus"]["cards"] for host, info in report.responding}
     if not any(cards_of[host.name] or info["gpus"]["error"] for host, info in report.responding):
         return report.each("GPUs", lambda *_: ("ok", "no GPU", ""))
     most = max(map(len, cards_of.values()))
-    equipped = named([name for name, cards in cards_of.items() if len(cards) == most])
+    equipped = summarize_names([name for name, cards in cards_of.items() if len(cards) == most])
 
     def judge(host: Host, info: HostInfo) -> Verdict:
         cards = info["gpus"]["cards"]

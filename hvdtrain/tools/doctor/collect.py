@@ -1,6 +1,5 @@
 """What every host collects, alone, over ssh and under a launcher alike, with a listener for the others."""
 
-import contextlib
 import hmac
 import json
 import os
@@ -18,10 +17,9 @@ import threading
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from hashlib import blake2b
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +33,7 @@ from hvdtrain.horovod_build.installed import (
     installed_framework,
     package_folder,
     require_horovod,
+    version_of,
 )
 from hvdtrain.host.hostfile import interfaces, receive_exactly
 from hvdtrain.host.processes import run_limited
@@ -73,9 +72,14 @@ info = {"version": MPI.Get_library_version().split(",")[0].strip()}
 _LAUNCHER_PREFIXES = ("OMPI_", "PMIX_", "PMI_", "PRTE_", "HOROVOD_", "SLURM_")
 
 
-def _run_probe(code: str, seconds: float) -> dict[str, Any]:
-    """Return what code that imports json sets ``info`` to, in a child process; if it fails, its ``error``."""
-    code = f"{code}\nprint({_PREFIX!r} + json.dumps(info), flush=True)"
+def _probe(name: str, seconds: float) -> dict[str, Any]:
+    """Load a framework with Horovod's extension, or mpi4py, in a child process; return its ``info``."""
+    try:
+        if name in TITLES:
+            require_horovod(name)
+    except HorovodBuildError as error:
+        return {"error": error.problem}
+    code = f"{_CODE[name]}\nprint({_PREFIX!r} + json.dumps(info), flush=True)"
     environ = {key: value for key, value in os.environ.items() if not key.startswith(_LAUNCHER_PREFIXES)}
     environ |= {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
     try:
@@ -109,7 +113,7 @@ def software_info(frameworks: tuple[str, ...], seconds: float) -> dict[str, Any]
             "Python": platform.python_version(),
             "hvdtrain": f"{hvdtrain.__version__}, files {_digest(Path(hvdtrain.__file__).parent)}",
             **{TITLES[name]: installed[name].version if name in installed else "" for name in frameworks},
-            **{title: _package_version(name) for title, name in packages.items()},
+            **{title: version_of(name) for title, name in packages.items()},
             "Horovod": build.identify() if build else "",
             "MPI": mpirun.result(),
         },
@@ -124,23 +128,6 @@ def software_info(frameworks: tuple[str, ...], seconds: float) -> dict[str, Any]
         },
         "gpus": {name: gpus for name, found in probed.items() if (gpus := found.get("gpus"))},
     }
-
-
-def _probe(name: str, seconds: float) -> dict[str, Any]:
-    """Load a framework with Horovod's extension for it, or mpi4py; return what it reports."""
-    try:
-        if name in TITLES:
-            require_horovod(name)
-    except HorovodBuildError as error:
-        return {"error": error.problem}
-    return _run_probe(_CODE[name], seconds)
-
-
-def _package_version(package: str) -> str:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return ""
 
 
 def _mpirun() -> str:
@@ -184,7 +171,7 @@ class _Listener(socketserver.ThreadingTCPServer):
     token = ""
 
     def finish_request(self, request: Any, client_address: Any) -> None:
-        with contextlib.suppress(OSError, struct.error):
+        with suppress(OSError, struct.error):
             request.settimeout(_SESSION_SECONDS)
             request.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if not hmac.compare_digest(receive_exactly(request, _TOKEN_BYTES), self.token.encode()):
@@ -192,7 +179,7 @@ class _Listener(socketserver.ThreadingTCPServer):
             request.sendall(struct.pack(">d", time.time()))
 
 
-class Listeners(contextlib.ExitStack):
+class Listeners(ExitStack):
     """Context manager: the listeners of a host, one per interface. Open connections end by themselves."""
 
     def __init__(self, interfaces: Mapping[str, list[str]]) -> None:
@@ -200,7 +187,7 @@ class Listeners(contextlib.ExitStack):
         token = secrets.token_hex(_TOKEN_BYTES // 2)
         self.endpoints: dict[str, list[Any]] = {}
         for name, addresses in list(interfaces.items())[:_MAX_LISTENERS]:
-            with contextlib.suppress(OSError):  # the address has just been removed
+            with suppress(OSError):  # the address has just been removed
                 server = _Listener((addresses[0].partition("/")[0], 0), socketserver.BaseRequestHandler)
                 server.token = token
                 threading.Thread(target=server.serve_forever, args=(0.1,), daemon=True).start()
@@ -230,31 +217,9 @@ def connect(endpoint: list[Any]) -> dict[str, Any]:
         return {"error": (getattr(error, "strerror", None) or str(error)).lower()}
 
 
-def machine_info(run_dir: Path) -> dict[str, Any]:
-    """Return what a host reports about itself, in JSON's types. The run directory need not exist yet."""
-    own = socket.gethostname()
-    directory = ""
-    with contextlib.suppress(OSError):  # it was removed
-        directory = os.getcwd()
-    return {
-        "hostname": own,
-        "addresses": addresses_of(own),
-        "own_addresses": sorted(_own_addresses()),
-        "interfaces": {name: texts for name, texts in interfaces().items() if not _VIRTUAL.match(name)},
-        "directory": directory,
-        "disks": {
-            "run directory": _disk(run_dir),
-            "temporary directory": _disk(Path(tempfile.gettempdir())),
-            "/dev/shm": _disk(Path("/dev/shm")),
-        },
-        "cores": len(os.sched_getaffinity(0)),
-        "gpus": _gpus(),
-    }
-
-
 def addresses_of(name: str) -> list[str]:
     """Return the IPv4 addresses that a name resolves to on this host; empty if it does not resolve."""
-    with contextlib.suppress(OSError, UnicodeError):
+    with suppress(OSError, UnicodeError):
         return sorted({str(info[4][0]) for info in socket.getaddrinfo(name, None, socket.AF_INET)})
     return []
 
@@ -295,7 +260,7 @@ def _gpus() -> dict[str, Any]:
     """Return the cards that nvidia-smi lists, or its error."""
     if (program := shutil.which("nvidia-smi")) is None:
         return {"cards": [], "error": ""}
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         words = [program, f"--query-gpu={','.join(_CARD.values())}", "--format=csv,noheader,nounits"]
         done = run_limited(words, _PROGRAM_SECONDS)
         if done.code == 0:
@@ -321,12 +286,29 @@ class CheckOptions:
 
 
 def collect_host_info(options: CheckOptions, name: str, slots: int, is_leader: bool = True) -> dict[str, Any]:
-    """Return what an agent reports about its host. Local."""
+    """Return what an agent reports about its host, in JSON's types. Local."""
     identity = {"name": name, "slots": slots, "is_leader": is_leader, "process": os.getpid()}
     if not is_leader:
         return identity
-    software = software_info(options.frameworks, options.timeout_seconds)
-    return {**identity, "software": software, **machine_info(Path(options.run_dir))}
+    own, directory = socket.gethostname(), ""
+    with suppress(OSError):  # it was removed
+        directory = os.getcwd()
+    return {
+        **identity,
+        "software": software_info(options.frameworks, options.timeout_seconds),
+        "hostname": own,
+        "addresses": addresses_of(own),
+        "own_addresses": sorted(_own_addresses()),
+        "interfaces": {name: texts for name, texts in interfaces().items() if not _VIRTUAL.match(name)},
+        "directory": directory,
+        "disks": {
+            "run directory": _disk(Path(options.run_dir)),  # which need not exist yet
+            "temporary directory": _disk(Path(tempfile.gettempdir())),
+            "/dev/shm": _disk(Path("/dev/shm")),
+        },
+        "cores": len(os.sched_getaffinity(0)),
+        "gpus": _gpus(),
+    }
 
 
 def collect(transport: Transport, options: CheckOptions, host_info: dict[str, Any]) -> None:
@@ -337,20 +319,14 @@ def collect(transport: Transport, options: CheckOptions, host_info: dict[str, An
     _look_for_shared_directory(transport, leaders, options)
     with Listeners(host_info["interfaces"] if is_leader and len(leaders) > 1 else {}) as listeners:
         endpoints = transport.allgather("endpoints", listeners.endpoints, _STEP_SECONDS)
-        others = [index for index in leaders if index != transport.index and endpoints[index]]
-        links = _connect({index: endpoints[index] for index in others}) if is_leader else {}
+        others = [index for index in leaders if is_leader and index != transport.index and endpoints[index]]
+        tries = [(index, name, end) for index in others for name, end in endpoints[index].items()]
+        with ThreadPoolExecutor(_MAX_CONNECTING_THREADS) as pool:
+            results = list(pool.map(lambda one: connect(one[2]), tries))
+        links: dict[str, dict[str, Any]] = {str(index): {} for index in others}  # by agent and interface
+        for (index, name, _), result in zip(tries, results, strict=True):
+            links[str(index)][name] = result
         transport.allgather("links", links, _STEP_SECONDS)
-
-
-def _connect(endpoints: dict[int, dict[str, list[Any]]]) -> dict[str, dict[str, Any]]:
-    """Connect to all listeners of the other hosts; return the results by agent and interface."""
-    tries = [(index, name, end) for index, of_host in endpoints.items() for name, end in of_host.items()]
-    with ThreadPoolExecutor(_MAX_CONNECTING_THREADS) as pool:
-        results = list(pool.map(lambda one: connect(one[2]), tries))
-    links: dict[str, dict[str, Any]] = {str(index): {} for index in endpoints}
-    for (index, name, _), result in zip(tries, results, strict=True):
-        links[str(index)][name] = result
-    return links
 
 
 def _look_for_shared_directory(transport: Transport, leaders: list[int], options: CheckOptions) -> None:

@@ -58,7 +58,10 @@ def run_doctor(options: Mapping[str, Any]) -> int:
     if not any((hostfile, hosts, script)):
         return _check_here(checked, options["as_json"])
     if script:
-        named = discovered(script, options["slots_per_host"])
+        named: list[HostSlots] = ScriptHosts(script, options["slots_per_host"]).find()
+        if not named:
+            remedy = "An elastic job waits for hosts. Start at least one, then run the doctor again."
+            raise DiscoveryError(f"host discovery script {script}: it names no host", remedy)
     else:
         named = read_host_file(hostfile) if hostfile else parse_host_list(hosts)
     if launched_rank() is not None:
@@ -77,15 +80,6 @@ def run_doctor(options: Mapping[str, Any]) -> int:
     diagnosis = diagnose(report, PipeTransport.title)
     _print(diagnosis, options["as_json"])
     return diagnosis.exit_code
-
-
-def discovered(script: str, slots_per_host: int) -> list[HostSlots]:
-    """Return the hosts that a discovery script prints."""
-    hosts = ScriptHosts(script, slots_per_host).find()
-    if not hosts:
-        remedy = "An elastic job waits for hosts. Start at least one, then run the doctor again."
-        raise DiscoveryError(f"host discovery script {script}: it names no host", remedy)
-    return hosts
 
 
 def _check_here(options: CheckOptions, as_json: bool) -> int:
@@ -128,7 +122,6 @@ def _check_here(options: CheckOptions, as_json: bool) -> int:
         sys.stdout.flush()
         time.sleep(_END_SECONDS if transport.index else 0)
         os._exit(EXIT_ENVIRONMENT)
-    transport.close()
     return code
 
 
@@ -191,16 +184,14 @@ def _reduce_in_child(framework: str) -> dict[str, Any]:
         if line.startswith(_PREFIX):
             result: dict[str, Any] = json.loads(line.removeprefix(_PREFIX))
             return result
-    return _LATE if done.code is None else {"error": _exit_reason(done.code, done.errors)}
-
-
-def _exit_reason(code: int, stderr: str) -> str:
-    """Return why the child failed. Gloo prints its exception before it aborts the process."""
-    lines = ["", *(line.strip() for line in stderr.splitlines() if line.strip())]
+    if (code := done.code) is None:
+        return _LATE
+    # Gloo prints its exception before it aborts the process
+    lines = ["", *(line.strip() for line in done.errors.splitlines() if line.strip())]
     what = next((line for line in lines if line.startswith("what():")), lines[-1])
     text = re.sub(r"\[[^]]*\] ", "", what.removeprefix("what():").strip())[:200]
     ended = f"ended with {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-    return f"{ended}: {text}" if text else ended
+    return {"error": f"{ended}: {text}" if text else ended}
 
 
 def _reduce(framework: str) -> dict[str, Any]:

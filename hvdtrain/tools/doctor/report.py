@@ -191,15 +191,12 @@ def _checks_table(diagnosis: Diagnosis, hosts: list[str]) -> Table:
         findings = [finding for finding in diagnosis.findings if finding.check == check]
         good = {finding.found for finding in findings if finding.status == "ok"}
         common = "" if len(good) > 1 else good.pop() if good else "see below"
-        table.add_row(check, *_cells(hosts, findings), common)
-    return table
-
-
-def _cells(hosts: list[str], findings: list[Finding]) -> list[Text]:
-    of_hosts = [[finding for finding in findings if finding.host == name] for name in hosts]
-    statuses = [worst_status(of_host) if of_host else None for of_host in of_hosts]
-    if len(hosts) <= _MAX_NUMBERED:
+        of_hosts = [[finding for finding in findings if finding.host == name] for name in hosts]
+        statuses = [worst_status(of_host) if of_host else None for of_host in of_hosts]
         looks = [_LOOK[status] if status else ("-", "", "dim") for status in statuses]
-        return [Text(mark, style=style) for mark, _, style in looks]
-    counts = [f"{statuses.count(kind)} {_LOOK[kind][1]}" for kind in _LOOK if kind in statuses]
-    return [Text(", ".join(counts), style=_LOOK[worst_status(findings)][2])]
+        cells = [Text(mark, style=style) for mark, _, style in looks]
+        if len(hosts) > _MAX_NUMBERED:
+            counts = [f"{statuses.count(kind)} {_LOOK[kind][1]}" for kind in _LOOK if kind in statuses]
+            cells = [Text(", ".join(counts), style=_LOOK[worst_status(findings)][2])]
+        table.add_row(check, *cells, common)
+    return table

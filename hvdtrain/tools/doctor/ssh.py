@@ -1,9 +1,9 @@
 """A check over ssh: an agent on every host, whose answers a coordinator relays over the agents' streams."""
 
-import contextlib
 import json
 import os
 import queue
+import re
 import shlex
 import subprocess
 import sys
@@ -11,6 +11,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Mapping
+from contextlib import ExitStack, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any, NamedTuple, cast
@@ -31,11 +32,7 @@ _PASSED_ON = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH")
 _NO_PYTHON, _NO_HVDTRAIN = "hvdtrain-doctor: no python", "No module named hvdtrain"
 _FIRST = "host info"  # the first step
 _LATE = "Check if it is overloaded, or a file system hangs: ssh {host} uptime. To wait longer: --timeout."
-_CLOSED = (
-    "sshd closed the connection",
-    "See sshd's log there (journalctl -u ssh): the account's shell, a limit, or a ban may be the cause.",
-)
-# (what ssh prints, found, remedy); the first one that matches is used
+# (what ssh prints, as a pattern, found, remedy); the first one that matches is used
 _FAILURES = (
     ("Could not resolve hostname", "the name {host} does not resolve on this host",
      "Correct it in the host file, or add it to DNS, /etc/hosts or ~/.ssh/config."),
@@ -53,8 +50,8 @@ _FAILURES = (
     ("Network is unreachable", "this host has no route to its network", "Correct the address or the routes."),
     ("timed out", "it does not respond on its ssh port: it is down, or a firewall drops the connection",
      "Start it, or allow ssh through the firewall."),
-    ("Connection closed by", *_CLOSED),
-    ("Connection reset by", *_CLOSED),
+    ("Connection (closed|reset) by", "sshd closed the connection",
+     "See sshd's log there (journalctl -u ssh): the account's shell, a limit, or a ban may be the cause."),
     ("UNPROTECTED PRIVATE KEY FILE", "the private key is readable by others, so ssh does not use it",
      "chmod 600 it."),
 )  # fmt: skip
@@ -140,13 +137,13 @@ class _Agent:
             raise EnvironmentFault("there is no ssh on this host", remedy) from None
 
     def send(self, message: Any) -> None:
-        with contextlib.suppress(OSError):  # the reading thread notices that the agent has ended
+        with suppress(OSError):  # the reading thread notices that the agent has ended
             self._in.write(json.dumps(message).encode() + b"\n")
             self._in.flush()
 
     def explain_failure(self) -> Finding:
         """Return why the agent ended: by what ssh, if it failed, or its script wrote to standard error."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
+        with suppress(subprocess.TimeoutExpired):
             self.process.wait(_EXIT_SECONDS)
         self._stderr.seek(0)
         text, name = self._stderr.read().decode(errors="replace"), self.name
@@ -154,7 +151,7 @@ class _Agent:
         last = (text.strip() or "it printed nothing").splitlines()[-1].strip()
         if self._over_ssh and code == 255:
             for printed, found, remedy in _FAILURES:
-                if printed in text:
+                if re.search(printed, text):
                     check = "name" if printed.startswith("Could not resolve") else "ssh"
                     return Finding(name, check, "fail", found.format(host=name), remedy.format(host=name))
             remedy = f"Log in by hand to see more: ssh {name}"
@@ -171,7 +168,7 @@ class _Agent:
         return Finding(name, "doctor", "fail", found, remedy)
 
     def close(self) -> None:
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             self._in.close()
         try:
             self.process.wait(_EXIT_SECONDS if self.done else 0.1)
@@ -192,7 +189,7 @@ class Coordinator:
 
     def run(self) -> None:
         """Check all hosts in parallel. No agent runs on any of them afterwards."""
-        with contextlib.ExitStack() as stack:
+        with ExitStack() as stack:
             agents: list[_Agent] = []
             for index, host in enumerate(self._hosts):
                 agent = _Agent(host.name, self._ssh)

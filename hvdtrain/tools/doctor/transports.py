@@ -31,13 +31,13 @@ def wait_until(condition: Callable[[], bool], timeout_seconds: float) -> bool:
     return True
 
 
-class Transport(ABC):
-    """Exchange of values between agents, step by step. All agents go through the same steps."""
+class Transport:
+    """Exchange of values between agents, which all take the same steps; this one is of a single agent."""
 
-    title: str
+    title = "this host alone"
     is_stuck = False  # whether the end of the process would wait for Horovod, or for an agent that was late
 
-    def __init__(self, index: int, size: int) -> None:
+    def __init__(self, index: int = 0, size: int = 1) -> None:
         self.index, self.size = index, size
         self.answers: dict[str, list[Any]] = {}
         self.stop_waiting = threading.Event()  # set it if there is no time left to wait for other agents
@@ -50,19 +50,6 @@ class Transport(ABC):
         self.answers[step] = self._exchange(step, value, timeout_seconds)
         return self.answers[step]
 
-    @abstractmethod
-    def _exchange(self, step: str, value: Any, timeout_seconds: float) -> list[Any]: ...
-
-    def close(self) -> None:
-        """Leave the transport, without waiting for other agents."""
-        return
-
-
-class LocalTransport(Transport):
-    """The transport of a single agent."""
-
-    title = "this host alone"
-
     def _exchange(self, step: str, value: Any, timeout_seconds: float) -> list[Any]:
         return [value]
 
@@ -71,17 +58,14 @@ def open_transport() -> Transport:
     """Collective. Open the transport that fits the launcher; without a launcher, that of a single agent."""
     rank = launched_rank()
     if rank is None:
-        return LocalTransport(0, 1)
+        return Transport()
     if "HOROVOD_GLOO_RENDEZVOUS_ADDR" in os.environ:
         return RendezvousTransport(rank, int(os.environ.get("HOROVOD_SIZE", "1")))
     return MpiTransport()
 
 
-class _Rank0Transport(Transport):
-    """Rank 0 collects the values of all agents, and sends them the whole list.
-
-    An agent that was late once is not waited for again.
-    """
+class _Rank0Transport(Transport, ABC):
+    """Rank 0 collects the values of all agents, and sends them all; it waits for none that was late once."""
 
     def __init__(self, index: int, size: int) -> None:
         super().__init__(index, size)
@@ -109,9 +93,8 @@ class _Rank0Transport(Transport):
         values: dict[int, Any] = {}
 
         def all_received() -> bool:
-            for agent in sorted(agents - set(values)):
-                if (text := self._received(agent)) is not None:
-                    values[agent] = json.loads(text)
+            texts = {agent: self._received(agent) for agent in sorted(agents - set(values))}
+            values.update({agent: json.loads(text) for agent, text in texts.items() if text is not None})
             return len(values) == len(agents) or self.stop_waiting.is_set()
 
         wait_until(all_received, timeout_seconds)

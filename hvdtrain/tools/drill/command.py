@@ -72,18 +72,13 @@ class Drilled(NamedTuple):
             return job.wait(self.limit_seconds)
 
 
-class Case(NamedTuple):
-    """Something that happens to a job: its name, and what makes it happen."""
-
-    name: str
-    run: Callable[[Drilled], Ended]
-
-
-def run_case(case: Case, drilled: Drilled, expected: History | None) -> Outcome:
+def run_case(
+    name: str, run: Callable[[Drilled], Ended], drilled: Drilled, expected: History | None
+) -> Outcome:
     """Run a case and compare what it left with the undisturbed run; None if this is that run."""
-    outcome = Outcome(case.name, drilled.framework)
+    outcome = Outcome(name, drilled.framework)
     begun = time.monotonic()
-    code, output = case.run(drilled)
+    code, output = run(drilled)
     outcome.seconds = time.monotonic() - begun
     history = History.of(drilled.run_dir)
     outcome.steps, outcome.samples = len(set(history.steps())), sum(map(len, history.indices.values()))
@@ -108,20 +103,15 @@ def _disturbed(what: str, rank: int | None, options: Sequence[str], drilled: Dri
     return code, output
 
 
-def _reached(step: int, job: RunningJob, drilled: Drilled) -> bool:
-    """Wait until a step is logged; return whether it was, before the job ended."""
-    until = time.monotonic() + drilled.limit_seconds
-    while time.monotonic() < until and job.process.poll() is None:
-        if any(line["phase"] == "train" and line["step"] >= step for line in read_records(drilled.run_dir)):
-            return True
-        time.sleep(0.05)
-    return False
-
-
 def _damaged(drilled: Drilled) -> Ended:
     """Stop the job, damage its newest checkpoint, and resume."""
+    until, step = time.monotonic() + drilled.limit_seconds, 0
     with drilled.job() as job:
-        if _reached(_AT_STEP + 15, job, drilled):
+        while step < _AT_STEP + 15 and time.monotonic() < until and job.process.poll() is None:
+            time.sleep(0.05)
+            lines = read_records(drilled.run_dir)
+            step = max((line["step"] for line in lines if line["phase"] == "train"), default=0)
+        if step >= _AT_STEP + 15:
             job.process.terminate()
         code, output = job.wait(drilled.limit_seconds)
     if code != EXIT_STOPPED:
@@ -133,14 +123,14 @@ def _damaged(drilled: Drilled) -> Ended:
 
 
 _STALL = ("--stall-timeout", "5")
-_CASES = (
-    Case("undisturbed", Drilled.train),
-    Case("a worker is killed", partial(_disturbed, "kill", None, ())),
-    Case("rank 0 is killed", partial(_disturbed, "kill", 0, ())),
-    Case("a worker is frozen", partial(_disturbed, "freeze", None, _STALL)),
-    Case("a worker gets SIGTERM", partial(_disturbed, "leave", None, ())),
-    Case("the newest checkpoint is damaged", _damaged),
-)
+_CASES: dict[str, Callable[[Drilled], Ended]] = {  # what happens to a job, and what makes it happen
+    "undisturbed": Drilled.train,
+    "a worker is killed": partial(_disturbed, "kill", None, ()),
+    "rank 0 is killed": partial(_disturbed, "kill", 0, ()),
+    "a worker is frozen": partial(_disturbed, "freeze", None, _STALL),
+    "a worker gets SIGTERM": partial(_disturbed, "leave", None, ()),
+    "the newest checkpoint is damaged": _damaged,
+}
 
 
 def _show(outcomes: Sequence[Outcome]) -> None:
@@ -173,11 +163,11 @@ def run_drill(options: Mapping[str, Any]) -> int:
     outcomes: list[Outcome] = []
     for framework in FRAMEWORKS if options["framework"] == "both" else (options["framework"],):
         expected, limit_seconds = None, _FIRST_SECONDS
-        for number, case in enumerate(_CASES):
-            click.echo(f"{framework}: {case.name} ...", err=True)
+        for number, (name, run) in enumerate(_CASES.items()):
+            click.echo(f"{framework}: {name} ...", err=True)
             run_dir = folder / f"{framework}-{number}"
             drilled = Drilled(launcher, workers, framework, run_dir, limit_seconds)
-            outcome = run_case(case, drilled, expected)
+            outcome = run_case(name, run, drilled, expected)
             outcomes.append(outcome)
             if not number:
                 if outcome.lost:

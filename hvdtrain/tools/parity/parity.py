@@ -22,7 +22,7 @@ from hvdtrain.jobs.opening.start import check_may_be_elastic, prepare, settle, s
 from hvdtrain.jobs.resume import ResumePoint, restore
 from hvdtrain.storage.text import counted
 from hvdtrain.tools.launch import LARGER_LIMIT, layers_from_json, layers_to_json, run_module, run_worker
-from hvdtrain.tools.output import check_writable, config_files, said_if_interrupted, say, show_found
+from hvdtrain.tools.output import check_writable, said_if_interrupted, say, show_found
 from hvdtrain.tools.parity.observation import OUTPUTS, Array, ForwardPass, Observation
 from hvdtrain.tools.parity.plain import PlainLoop, Samples, mean_of, of_framework, steps_of
 from hvdtrain.tools.parity.verdict import Result, judge
@@ -256,7 +256,7 @@ def run_parity(layers: list[Layer], json_path: Path | None, limit_seconds: float
     """Compare a task's two models, show what was found, and return the exit code: 4 without parity."""
     check_may_be_elastic(None)
     check_is_not_launched("parity", "--task TASK")
-    check_writable(json_path, read=config_files(layers))
+    check_writable(json_path, layers=layers)
     task_class, config = settle(layers_for(layers, "torch"))
     check_task(task_class, config.task)
     found: list[Observation] = []

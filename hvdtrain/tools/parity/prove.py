@@ -20,7 +20,7 @@ from hvdtrain.jobs.compatibility import Job, check
 from hvdtrain.jobs.opening.start import check_may_be_elastic, settle
 from hvdtrain.storage.text import counted
 from hvdtrain.tools.launch import LARGER_LIMIT, horovodrun, layers_to_json, run_module
-from hvdtrain.tools.output import check_writable, config_files, said_if_interrupted, say, show_found
+from hvdtrain.tools.output import check_writable, said_if_interrupted, say, show_found
 from hvdtrain.tools.parity.phases import MANY, train
 
 EXIT_DIFFERENT = 1
@@ -60,7 +60,7 @@ def run_prove(layers: list[Layer], json_path: Path | None, limit_seconds: float)
     is_launched = launch is not None and launch.size > 1
     workers, rank = (launch.size, launch.rank) if launch is not None and is_launched else (2, 0)
     if rank == 0:
-        check_writable(json_path, read=config_files(layers))
+        check_writable(json_path, layers=layers)
     config = settle(layers)[1]
     check(Job(config, command="prove"))
     is_given = "steps" in config.model_fields_set and config.steps is not None

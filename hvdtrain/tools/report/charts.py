@@ -22,6 +22,7 @@ _POINTS = 14_000  # of all curves of a page together: each takes about 40 bytes 
 _FEWEST, _MOST = 40, 2_000  # points that a curve may have; the library leaves some out of more than 2,000
 _LOGARITHMIC = 30.0  # times the lowest value, from which on losses have a logarithmic axis
 _TOOLS = "pan,box_zoom,wheel_zoom,reset,save"
+_TIPS = [("run", "$name"), ("value", "@value{%.6g}"), ("step", "@step{0,0}"), ("epoch", "@epoch{0.00}")]
 _PHASES = {TRAIN: "training", EVAL: "evaluation", CALLBACK: "callback"}
 # of training, in the order of their charts; those of evaluations are not drawn
 _MEASURES = (
@@ -65,15 +66,30 @@ def plan_charts(logs: Sequence[RunLog]) -> tuple[list[Chart], list[str]]:
         for curve in log.curves.values():
             if (key := _key_of(curve)) is not None:
                 groups.setdefault(key, []).append(Line(run, curve))
-    in_order = sorted(groups.items(), key=lambda group: group[0][:2])
-    shown = [(title, lines) for (*_, title), lines in in_order if _is_shown(lines)]
+    shown = []
+    for (*_, title), lines in sorted(groups.items(), key=lambda group: group[0][:2]):
+        values = np.concatenate([line.curve.values for line in lines])
+        # not the same number of workers all the time
+        if len(np.unique(values[np.isfinite(values)])) > (lines[0].curve.name == WORKERS):
+            shown.append((title, lines))
     notes = []
     lengths = [len(line.curve.values) for _, lines in shown for line in lines]
     limit = min(_MOST, max(_FEWEST, _POINTS // max(1, len(lengths))))
     if max(lengths, default=0) > limit:
         text = "points are thinned out: of neighbours, the lowest and the highest are drawn."
         notes.append(f"Curves of more than {limit:,} {text}")
-    return [_chart(title, lines, limit) for title, lines in shown], notes
+    charts = []
+    for title, lines in shown:
+        thinned = []
+        for run, curve in lines:
+            kept = thin(curve.values, limit)
+            axes = {name: places[kept] for name, places in curve.axes.items()}
+            thinned.append(Line(run, Curve(curve.phase, curve.name, axes, curve.values[kept])))
+        values = np.concatenate([line.curve.values for line in thinned])
+        lowest, highest = np.nanmin(values), np.nanmax(values)
+        is_loss = lines[0].curve.name.endswith("loss")
+        charts.append(Chart(title, thinned, bool(is_loss and highest > _LOGARITHMIC * lowest > 0)))
+    return charts, notes
 
 
 def _key_of(curve: Curve) -> tuple[int, int, str] | None:
@@ -84,24 +100,6 @@ def _key_of(curve: Curve) -> tuple[int, int, str] | None:
         place = 2, _MEASURES.index(curve.name), curve.name.replace("_", " ").replace("mib", "MiB")
         return place if curve.phase == TRAIN else None
     return 0, curve.name.count("/") + (curve.name != "loss"), curve.name
-
-
-def _is_shown(lines: Sequence[Line]) -> bool:
-    """Return whether there are numbers, which are not the same number of workers all the time."""
-    values = np.concatenate([line.curve.values for line in lines])
-    return len(np.unique(values[np.isfinite(values)])) > (lines[0].curve.name == WORKERS)
-
-
-def _chart(title: str, lines: Sequence[Line], limit: int) -> Chart:
-    thinned = []
-    for run, curve in lines:
-        kept = thin(curve.values, limit)
-        axes = {name: places[kept] for name, places in curve.axes.items()}
-        thinned.append(Line(run, Curve(curve.phase, curve.name, axes, curve.values[kept])))
-    values = np.concatenate([line.curve.values for line in thinned])
-    lowest, highest = np.nanmin(values), np.nanmax(values)
-    is_loss = lines[0].curve.name.endswith("loss")
-    return Chart(title, thinned, bool(is_loss and lowest > 0 and highest > _LOGARITHMIC * lowest))
 
 
 def thin(values: Numbers, limit: int) -> NDArray[np.intp]:
@@ -124,31 +122,27 @@ def draw(
 ) -> tuple[dict[str, Any], list[dict[str, Any]], list[str]]:
     """Return Bokeh's document of charts as JSON, what it renders where, and the ids of their places."""
     document, x_range = Document(), DataRange1d(only_visible=True, range_padding=0.02)
-    figures = [_figure(chart, x_range, names) for chart in charts]
-    for drawn in figures:
+    figures = []
+    for chart in charts:
+        drawn = figure(
+            height=270, min_width=200, sizing_mode="stretch_width", tools=_TOOLS, active_drag=None,
+            x_range=x_range, y_axis_type="log" if chart.is_logarithmic else "linear", x_axis_label="steps",
+            toolbar_location="above", name=chart.title,
+        )  # fmt: skip
+        drawn.y_range.only_visible = True
+        drawn.toolbar.logo = None
+        drawn.xaxis.formatter = BasicTickFormatter(use_scientific=False)
+        drawn.xaxis.ticker.desired_num_ticks = 5  # numbers of six digits do not overlap on a phone
+        has_both = len({line.curve.phase for line in chart.lines}) > 1
+        parts = [part for line in chart.lines for part in _draw_line(drawn, line, names[line.run], has_both)]
+        drawn.add_tools(HoverTool(
+            renderers=parts, tooltips=_TIPS, formatters={"@value": "printf"}, line_policy="nearest"
+        ))  # fmt: skip
         document.add_root(drawn)
+        figures.append(drawn)
     documents, items = standalone_docs_json_and_render_items(document)
     rendered: list[dict[str, Any]] = [dict(item.to_json()) for item in items]
     return dict(documents), rendered, [str(rendered[0]["roots"][drawn.id]) for drawn in figures]
-
-
-def _figure(chart: Chart, x_range: DataRange1d, names: Sequence[str]) -> Any:
-    drawn = figure(
-        height=270, min_width=200, sizing_mode="stretch_width", tools=_TOOLS, active_drag=None,
-        x_range=x_range, y_axis_type="log" if chart.is_logarithmic else "linear", x_axis_label="steps",
-        toolbar_location="above", name=chart.title,
-    )  # fmt: skip
-    drawn.y_range.only_visible = True
-    drawn.toolbar.logo = None
-    drawn.xaxis.formatter = BasicTickFormatter(use_scientific=False)
-    drawn.xaxis.ticker.desired_num_ticks = 5  # numbers of six digits do not overlap on a phone
-    has_both = len({line.curve.phase for line in chart.lines}) > 1
-    found = [part for line in chart.lines for part in _draw_line(drawn, line, names[line.run], has_both)]
-    tips = [("run", "$name"), ("value", "@value{%.6g}"), ("step", "@step{0,0}"), ("epoch", "@epoch{0.00}")]
-    drawn.add_tools(HoverTool(
-        renderers=found, tooltips=tips, formatters={"@value": "printf"}, line_policy="nearest"
-    ))  # fmt: skip
-    return drawn
 
 
 def _draw_line(drawn: Any, line: Line, name: str, has_both: bool) -> list[Any]:

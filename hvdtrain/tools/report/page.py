@@ -41,8 +41,13 @@ def write_report(run_dirs: Sequence[Path], output: Path, verified: bool) -> str:
     if output.exists() and not output.is_file():
         raise UsageError(f"-o {output}: it is there and is no file")
     paths, left_out = find_runs(run_dirs)
-
-    page = render(read_for_page(paths, verified))
+    runs = []
+    for name, path in zip(stored_runs.names_of(paths), paths, strict=True):
+        stored, log = stored_runs.read_run(path), read_log(path)
+        history = history_of(path, log, stored.summary)
+        checkpoints = stored_checkpoints(path, verified)
+        runs.append(RunOnPage(stored, row_of(name, stored), log, history, *checkpoints))
+    page = render(runs)
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         write_whole(output, page)
@@ -133,17 +138,6 @@ class RunOnPage(NamedTuple):
         return f" (best {', '.join(names)})" if names else ""
 
 
-def read_for_page(paths: Sequence[Path], verified: bool) -> list[RunOnPage]:
-    """Read runs."""
-    found = []
-    for name, path in zip(stored_runs.names_of(paths), paths, strict=True):
-        stored, log = stored_runs.read_run(path), read_log(path)
-        history = history_of(path, log, stored.summary)
-        checkpoints = stored_checkpoints(path, verified)
-        found.append(RunOnPage(stored, row_of(name, stored), log, history, *checkpoints))
-    return found
-
-
 def render(runs: Sequence[RunOnPage]) -> str:
     """Return the page as HTML. Bokeh and Jinja2, which it brings, are imported here."""
     import jinja2
@@ -165,6 +159,12 @@ def render(runs: Sequence[RunOnPage]) -> str:
     templates.policies["json.dumps_kwargs"] = {"sort_keys": False, "separators": (",", ":")}
     found = [(run.row.name, text) for run in runs for text in (run.row.problem, run.log.problem)]
     problems = [f"{name}: {plain(text)}." for name, text in found if text]
+    configs = []
+    for stored in (run.stored for run in runs[:_MANY]):
+        shown = {"directory": plain(str(stored.path))}
+        if stored.lock.host:
+            shown["last job"] = plain(stored.lock.describe().removeprefix(": "))
+        configs.append(shown | {"comment": "; ".join(stored.header)} | stored_runs.flat(stored.config))
     return templates.from_string(_part("page.html.j2")).render(
         title=f"hvdtrain: {names[0]}" if len(names) == 1 else f"hvdtrain: {len(names)} runs",
         version=hvdtrain.__version__,
@@ -180,17 +180,9 @@ def render(runs: Sequence[RunOnPage]) -> str:
         notes=[*problems, *notes],
         results=results_table(rows),
         differences=differing_fields(rows),
-        configs=[_config_rows(run.stored) for run in runs[:_MANY]],
+        configs=configs,
         metrics_text=stored_runs.metrics_text,
     )
-
-
-def _config_rows(run: StoredRun) -> dict[str, str]:
-    """Return where a run is, its last job, the comment above its config, and all fields of it."""
-    lock, rows = run.lock, {"directory": plain(str(run.path))}
-    if lock.host:
-        rows["last job"] = plain(lock.describe().removeprefix(": "))
-    return rows | {"comment": "; ".join(run.header)} | stored_runs.flat(run.config)
 
 
 def _part(name: str) -> str:

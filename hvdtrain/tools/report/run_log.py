@@ -91,46 +91,28 @@ class RunEvent(NamedTuple):
 
 
 def history_of(path: Path, log: RunLog, summary: Mapping[str, Any] | None) -> list[RunEvent]:
-    """Return what happened to a run, in the order of its steps."""
-    events = _starts(path)
-    events += [RunEvent("workers", describe_event(record), record["step"]) for record in log.events]
-    events.sort(key=lambda event: event.step or 0)
-    if (left_out := len(events) - _MOST) > 0:
-        events = [RunEvent("problem", f"{counted(left_out, 'earlier event')} left out"), *events[left_out:]]
-    return [*events, *_of_summary(summary or {})]
-
-
-def _starts(path: Path) -> list[RunEvent]:
-    """Return starts and resumes, as provenance.jsonl has them."""
-    events = []
+    """Return what happened to a run, in the order of its steps, and what its summary says of all of it."""
+    events = [RunEvent("workers", describe_event(record), record["step"]) for record in log.events]
     with suppress(OSError):
         for start in filter(None, map(parse_line, lines_of(path / PROVENANCE_FILE))):
-            step = count_of(start.get("step")) or 0
-            kind, text = (
-                ("resumed", f"resumed after step {step:,}") if step else ("started", "training started")
-            )
-            events.append(RunEvent(kind, text, step, _time_text(start)))
-    return events
-
-
-def _of_summary(summary: Mapping[str, Any]) -> list[RunEvent]:
-    """Return what a summary says: of the whole run, without a step."""
+            step, time = count_of(start.get("step")) or 0, ""
+            with suppress(OverflowError, ValueError, OSError):
+                found = datetime.fromisoformat(str(start.get("time"))).astimezone(UTC)
+                time = f"{found:%Y-%m-%d %H:%M:%S} UTC"
+            kind, text = "resumed" if step else "started", f"resumed after step {step:,}"
+            events.append(RunEvent(kind, text if step else "training started", step, time))
+    events.sort(key=lambda event: (event.step or 0, event.kind == "workers"))
+    if (left_out := len(events) - _MOST) > 0:
+        events = [RunEvent("problem", f"{counted(left_out, 'earlier event')} left out"), *events[left_out:]]
     if not summary:
-        return []
+        return events
     skipped, failed = (count_of(summary.get(name)) for name in ("bad_samples", "failed_saves"))
     problems = [f"{counted(skipped, 'unreadable sample')} skipped since the last start"] if skipped else []
     problems += [f"{counted(failed, 'checkpoint')} could not be written"] if failed else []
     problems += [str(summary["save_error"])] if summary.get("save_error") else []
-    events = [RunEvent("problem", plain(text)) for text in problems]
+    events += [RunEvent("problem", plain(text)) for text in problems]
     if summary.get("stopped_early"):
         events.append(RunEvent("ended", plain(f"stopped early: {summary['stopped_early']}")))
     text = f"{ending_of(summary)} after {value_text(summary.get('steps'))} steps"
     text += f": {summary['error']}" if summary.get("error") else ""
     return [*events, RunEvent("ended", plain(text), count_of(summary.get("steps")))]
-
-
-def _time_text(start: Mapping[str, Any]) -> str:
-    try:
-        return f"{datetime.fromisoformat(str(start.get('time'))).astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
-    except (OverflowError, ValueError, OSError):
-        return ""

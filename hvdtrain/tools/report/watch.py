@@ -101,7 +101,15 @@ def standing_of(run: stored.StoredRun) -> Standing:
     if not stored.holds_run(run.path):
         return Standing(Kind.ABSENT, f"{plain(str(run.path))} holds no run yet")
     if run.summary is not None or run.summary_problem:
-        parts = [run.status, run.summary_problem, describe_results(run.summary or {})]
+        summary: Mapping[str, Any] = run.summary or {}
+        steps, final = summary.get("steps"), summary.get("final")
+        parts = [run.status, run.summary_problem]
+        if isinstance(steps, int):
+            parts.append(f"{counted(steps, 'step')} in {number_text(summary.get('seconds'), ',.1f')} s")
+        if isinstance(final, dict):
+            parts.append(metrics_text(final, ", "))
+        reasons = (summary.get(name) for name in ("stopped_early", "save_error", "error"))
+        parts += [plain(str(reason).splitlines()[0]) for reason in reasons if reason]
         text = "; ".join(filter(None, parts))
         return Standing(Kind.STOPPED if run.status == stored.STOPPED else Kind.ENDED, text)
     if run.status == stored.KILLED:
@@ -111,18 +119,6 @@ def standing_of(run: stored.StoredRun) -> Standing:
         return Standing(Kind.UNCLEAR, f"{run.status}: no job holds the lock of the run directory now")
     unseen = "" if lock.is_held else "; whether its job is alive cannot be seen here"
     return Standing(Kind.RUNNING, f"{stored.RUNNING}{holder}{unseen}")
-
-
-def describe_results(summary: Mapping[str, Any]) -> str:
-    """Return what a run had done when it ended, and why it ended."""
-    steps, final = summary.get("steps"), summary.get("final")
-    parts = []
-    if isinstance(steps, int):
-        parts.append(f"{counted(steps, 'step')} in {number_text(summary.get('seconds'), ',.1f')} s")
-    if isinstance(final, dict) and final:
-        parts.append(metrics_text(final, ", "))
-    reasons = (summary.get(name) for name in ("stopped_early", "save_error", "error"))
-    return "; ".join([*parts, *(plain(str(reason).splitlines()[0]) for reason in reasons if reason)])
 
 
 class FollowedRun:
@@ -237,9 +233,9 @@ class View:
             self._say("the log was cut back, as the run was resumed or begun again; what it holds now:")
         if standing.kind is not Kind.ENDED:
             self._say_changes(standing=standing.text)
-        names = [plain(str(run.config[name])) for name in ("task", "framework") if name in run.config]
-        facts = ", ".join([*names, *([counted(run.workers, "worker")] if run.workers else [])])
-        self._say_changes(facts=facts, problem=run.problem)
+        facts = [plain(str(run.config[name])) for name in ("task", "framework") if name in run.config]
+        facts += [counted(run.workers, "worker")] if run.workers else []
+        self._say_changes(facts=", ".join(facts), problem=run.problem)
         left_out = sum(record.get("phase") == EVAL for record in run.records) - _EVALUATIONS
         if left_out > 0:
             self._say(f"{counted(left_out, 'earlier evaluation')} left out")
@@ -264,8 +260,17 @@ class View:
     def _show_progress(self, run: FollowedRun, standing: Standing) -> None:
         now, is_training = time.monotonic(), standing.kind in (Kind.RUNNING, Kind.UNCLEAR)
         if self._has_window and (now - self._line_seconds >= _LINE_SECONDS or not is_training):
-            self._has_window, self._line_seconds = False, now
-            self._say(_line_of(run, standing))
+            self._has_window, self._line_seconds, window = False, now, run.window
+            seconds = run.seconds_left() if standing.kind is Kind.RUNNING else None
+            shown = [one for one in _MEASURES if one[0] in window]
+            parts = [
+                f"train step {window['step']:>6,}",
+                f"epoch {number_text(window.get('epoch'), '6.2f')}",
+                metrics_text(metrics_in(window)),
+                *(f"{label} {number_text(window[name], form)}" for name, label, form in shown),
+                "" if seconds is None else f"{timedelta(seconds=round(seconds))} left",
+            ]
+            self._say("  ".join(filter(None, parts)))
         is_silent = standing.kind is Kind.RUNNING and _SILENT_SECONDS <= run.silent_seconds < math.inf
         if is_silent and now - self._silent_seconds >= _SILENT_SECONDS:
             self._silent_seconds = now
@@ -273,14 +278,3 @@ class View:
 
     def _say(self, text: str) -> None:
         self._console.print(text, highlight=False, markup=False, soft_wrap=True)
-
-
-def _line_of(run: FollowedRun, standing: Standing) -> str:
-    window, seconds = run.window, run.seconds_left() if standing.kind is Kind.RUNNING else None
-    parts = [
-        f"train step {window['step']:>6,}", f"epoch {number_text(window.get('epoch'), '6.2f')}",
-        metrics_text(metrics_in(window)),
-        *(f"{label} {number_text(window[name], form)}" for name, label, form in _MEASURES if name in window),
-        "" if seconds is None else f"{timedelta(seconds=round(seconds))} left",
-    ]  # fmt: skip
-    return "  ".join(filter(None, parts))

@@ -34,7 +34,7 @@ from hvdtrain.tools.launch import (
     run_module,
     run_worker,
 )
-from hvdtrain.tools.output import check_writable, config_files, said_if_interrupted, say, show_found
+from hvdtrain.tools.output import check_writable, said_if_interrupted, say, show_found
 from hvdtrain.tools.search.options import BatchOptions
 
 VERSION = 1
@@ -97,14 +97,6 @@ class Tried:
     problem: str = ""  # why it was not measured
     lacks_memory: bool = False  # whether that is because memory did not suffice
 
-    def row(self) -> str:
-        """Return it as a row of the table."""
-        place = f"  {self.size.micro_batch:>11}  {self.size.accumulate:>10}"
-        if self.samples_per_second is None:
-            return f"{place}  {self.problem}"
-        on_device = "" if self.device_bytes is None else f"  {self.device_bytes / _MIB:>7,.0f} MiB"
-        return f"{place}  {self.samples_per_second:>11,.1f}  {self.host_bytes / _MIB:>7,.0f} MiB{on_device}"
-
 
 @dataclass(frozen=True)
 class BatchSizes:
@@ -114,28 +106,19 @@ class BatchSizes:
     device: str  # what it was computed on; empty if nothing was measured
     workers: int  # number of workers
     own: BatchSize  # the job as it is
+    global_batch: int  # samples of a step, which all micro-batches have in common
     tried: Sequence[Tried]  # what was tried, the smallest micro-batch first
     limit: int  # how much memory the workers of a host could take
 
     @property
-    def global_batch(self) -> int:
-        """Samples of a step, which all micro-batches have in common."""
-        return self.own.global_batch or self.own.micro_batch * self.own.accumulate * self.workers
-
-    @property
-    def fitting(self) -> list[Tried]:
-        """What was measured."""
-        return [one for one in self.tried if one.samples_per_second is not None]
-
-    @property
     def largest(self) -> Tried | None:
         """The largest micro-batch that fits."""
-        return max(self.fitting, key=lambda one: one.size.micro_batch, default=None)
+        return next((one for one in reversed(self.tried) if one.samples_per_second is not None), None)
 
     @property
     def fastest(self) -> Tried | None:
         """The fastest micro-batch that fits."""
-        return max(self.fitting, key=lambda one: one.samples_per_second or 0.0, default=None)
+        return self.largest and max(self.tried, key=lambda one: one.samples_per_second or 0.0)
 
     def describe(self) -> str:
         """Return it as the text that is shown."""
@@ -145,19 +128,24 @@ class BatchSizes:
             f"{title}, {counted(self.workers, 'worker')}, global batch {self.global_batch}",
             f"  {'micro-batch':>11}  {'accumulate':>10}  {'samples/s':>11}  {'host':>11}"
             + (f"  {'GPU':>11}" if on_device else ""),
-            *(one.row() + ("  the job as it is" if one.size == self.own else "") for one in self.tried),
-            f"a host's workers may take {self.limit / _MIB:,.0f} MiB of memory",
         ]
+        for one in self.tried:
+            row = f"  {one.size.micro_batch:>11}  {one.size.accumulate:>10}  {one.problem}"
+            if one.samples_per_second is not None:
+                row += f"{one.samples_per_second:>11,.1f}  {one.host_bytes / _MIB:>7,.0f} MiB"
+                row += "" if one.device_bytes is None else f"  {one.device_bytes / _MIB:>7,.0f} MiB"
+            lines.append(row + ("  the job as it is" if one.size == self.own else ""))
+        lines.append(f"a host's workers may take {self.limit / _MIB:,.0f} MiB of memory")
         if self.largest is None:
             return "\n".join([*lines, "no micro-batch fits: use a smaller model, or more workers"])
-        lines.append(f"largest that fits: {self.largest.size.options}")
-        if self.fastest is not None:
-            lines.append(f"fastest:            {self.fastest.size.options}")
-        lines.append(
+        fastest = self.fastest or self.largest
+        return "\n".join([
+            *lines,
+            f"largest that fits: {self.largest.size.options}",
+            f"fastest:            {fastest.size.options}",
             "note: the curve is another one if the model computes something over a micro-batch, such as "
-            "batch norm, or draws random numbers for it, such as dropout's"
-        )
-        return "\n".join(lines)
+            "batch norm, or draws random numbers for it, such as dropout's",
+        ])  # fmt: skip
 
     def to_document(self) -> dict[str, Any]:
         """Return the JSON document."""
@@ -177,6 +165,7 @@ class BatchSizes:
         }
 
 
+_MODULE = "hvdtrain.tools.search.batch_find"
 _MORE_SECONDS, _FACTOR = 300.0, 10.0  # in addition to the measurement: to start, and to compile
 OUT_OF_MEMORY_CODE = 12  # ENOMEM
 _KILLED = re.compile(rf"exit (code|status):? *(-9|137|{OUT_OF_MEMORY_CODE})\b|signal 9|SIGKILL|\bKilled\b")
@@ -186,86 +175,57 @@ def run_batch_find(layers: list[Layer], options: BatchOptions) -> None:
     """Find a micro-batch, show what was found, and write it where the options say."""
     check_may_be_elastic(None)
     check_is_not_launched("batch-find", "-np N ...")
-    check_writable(options.json_path, read=config_files(layers))
+    check_writable(options.json_path, layers=layers)
     with said_if_interrupted():
         found = find_sizes(layers, options)
     show_found(found.describe(), found.to_document(), options.json_path)
 
 
 def find_sizes(layers: list[Layer], options: BatchOptions) -> BatchSizes:
-    """Try micro-batches with the job's global batch, and return what was found."""
-    workers = options.num_proc
+    """Try the job as it is, then other micro-batches, the smallest first, up to one that lacks memory."""
+    workers, tried, device, too_large = options.num_proc, list[Tried](), "", math.inf
     hosts = check_slots((workers,), options.hosts, may_share=False)
     hosts = hosts if options.hosts else f"localhost:{workers}"
     _, config = settle(layers)  # what is wrong is said before workers are started
     check(Job(config, command="batch-find"))
     own, limit = batch_size_of(config, workers), options.memory or free_bytes()
-    here = max(host.slots for host in parse_host_list(hosts))
+    of_worker = limit // min(workers, max(host.slots for host in parse_host_list(hosts)))
+    launcher = horovodrun(workers, hosts, options.controller)
+    limit_seconds = _FACTOR * options.seconds + _MORE_SECONDS
     with interruptible(), exchange_folder(shared=bool(options.hosts)) as folder:
-        jobs = _Jobs(layers, options, hosts, folder, limit // min(here, workers))
-        tried = _search(jobs, own, sizes_to_try(config, workers))
+        for size in (own, *(size for size in sizes_to_try(config, workers) if size != own)):
+            if size.micro_batch >= too_large:
+                tried.append(Tried(size, problem="not tried: a smaller one does not fit"))
+                continue
+            say(f"{'' if tried else 'the job as it is: '}{size.options} ...")
+            changed = layers_to_json([*layers, Layer("batch-find", dict(size.values))])
+            values = {"layers": changed, "limit": of_worker, "seconds": options.seconds}
+            of_job = folder / str(len(tried))
+            try:
+                found = run_module("the job", launcher, _MODULE, values, of_job, limit_seconds)
+                device = found.pop("device")
+                tried.append(Tried(size, **found))
+            except EnvironmentFault as error:
+                failed = _failed(size, error, of_job / MARKER)
+                if not tried and not failed.lacks_memory:
+                    raise
+                say(f"  {failed.problem}")
+                tried.append(failed)
+                too_large = size.micro_batch if failed.lacks_memory else too_large
     tried.sort(key=lambda one: one.size.micro_batch)
-    return BatchSizes(config.task, jobs.device, workers, own, tried, limit)
+    global_batch = own.global_batch or own.micro_batch * own.accumulate * workers
+    return BatchSizes(config.task, device, workers, own, global_batch, tried, limit)
 
 
-def _search(jobs: "_Jobs", own: BatchSize, sizes: list[BatchSize]) -> list[Tried]:
-    """Try the job as it is, then the others, the smallest first, up to one that lacks memory."""
-    say(f"the job as it is: {own.options} ...")
-    tried = [jobs.run(own)]
-    too_large = own.micro_batch if tried[0].lacks_memory else math.inf
-    for size in sizes:
-        if size == own:
-            continue
-        if size.micro_batch >= too_large:
-            tried.append(Tried(size, problem="not tried: a smaller one does not fit"))
-            continue
-        say(f"{size.options} ...")
-        tried.append(jobs.run(size))
-        if tried[-1].problem:
-            say(f"  {tried[-1].problem}")
-        if tried[-1].lacks_memory:
-            too_large = size.micro_batch
-    return tried
-
-
-@dataclass
-class _Jobs:
-    """Runs the job with one micro-batch after the other; ``limit`` is what a worker may take of memory."""
-
-    layers: list[Layer]
-    options: BatchOptions
-    hosts: str
-    folder: Path
-    limit: int
-    device: str = ""
-    _runs: int = 0
-
-    def run(self, size: BatchSize) -> Tried:
-        """Run the job with a micro-batch; raise if the first, the job as it is, fails, and not for memory."""
-        self._runs += 1
-        folder, seconds = self.folder / str(self._runs), self.options.seconds
-        layers = layers_to_json([*self.layers, Layer("batch-find", dict(size.values))])
-        values = {"layers": layers, "limit": self.limit, "seconds": seconds}
-        launcher = horovodrun(self.options.num_proc, self.hosts, self.options.controller)
-        limit_seconds = _FACTOR * seconds + _MORE_SECONDS
-        try:
-            module = "hvdtrain.tools.search.batch_find"
-            document = run_module("the job", launcher, module, values, folder, limit_seconds)
-        except EnvironmentFault as error:
-            return self._failed(size, error, folder / MARKER)
-        self.device = document.pop("device")
-        return Tried(size, **document)
-
-    def _failed(self, size: BatchSize, error: EnvironmentFault, marker: Path) -> Tried:
-        if marker.is_file():
-            why = json.loads(marker.read_text(encoding="utf-8"))
-            return Tried(size, problem=f"does not fit: {why}", lacks_memory=True)
-        if _KILLED.search(f"{error.problem}\n{error.remedy}"):
-            return Tried(size, problem="does not fit: a worker was killed", lacks_memory=True)
-        if self._runs == 1:
-            raise error
-        last = next((line for line in reversed(error.remedy.splitlines()) if line.strip()), "")
-        return Tried(size, problem=f"failed: {error.problem}. {last.strip()}")
+def _failed(size: BatchSize, error: EnvironmentFault, marker: Path) -> Tried:
+    """Return a micro-batch with which the job failed."""
+    if marker.is_file():
+        why = json.loads(marker.read_text(encoding="utf-8"))
+        return Tried(size, problem=f"does not fit: {why}", lacks_memory=True)
+    if _KILLED.search(f"{error.problem}\n{error.remedy}"):
+        return Tried(size, problem="does not fit: a worker was killed", lacks_memory=True)
+    last = next((line for line in reversed(error.remedy.splitlines()) if line.strip()), "")
+    return Tried(size, problem=f"failed: {error.problem}. {last.strip()}")
 
 
 MARKER = "out-of-memory"

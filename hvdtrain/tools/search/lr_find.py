@@ -21,7 +21,7 @@ from hvdtrain.reporting.report import Report
 from hvdtrain.session import Session
 from hvdtrain.task import task_class_of, task_spec
 from hvdtrain.tools.blocks import OpenRun, bench_config, opened_run
-from hvdtrain.tools.output import check_writable, config_files, said_if_interrupted, show_found
+from hvdtrain.tools.output import check_writable, said_if_interrupted, show_found
 from hvdtrain.tools.picture import check_picture, draw_rates
 from hvdtrain.tools.search.options import HIGHEST_RATE, LOWEST_RATE, RISING_STEPS, RateOptions
 from hvdtrain.training_plan import TrainingPlan
@@ -188,19 +188,16 @@ class LearningRates:
         """Rates to try, the first being the first choice; empty if the curve has none."""
         if self.steepest is None:
             return []
-        found = [self._suggestion("where the loss falls fastest", self.steepest)]
+        found, factor = [("where the loss falls fastest", self.steepest)], self.scale.peak_by_learning_rate
         if self.diverged is not None:
-            found.append(self._suggestion("a tenth of where it diverges", _OF_DIVERGENCE * self.diverged))
-        return found
+            found.append(("a tenth of where it diverges", _OF_DIVERGENCE * self.diverged))
+        quoted = [(reason, float(f"{peak / factor:.{_DIGITS}g}")) for reason, peak in found]
+        return [Suggestion(reason, rate, rate * factor) for reason, rate in quoted]
 
     @property
     def suggestion(self) -> float | None:
         """What to give as ``learning_rate``: the first of ``suggestions``; None if there is none."""
         return self.suggestions[0].learning_rate if self.suggestions else None
-
-    def _suggestion(self, reason: str, peak: float) -> Suggestion:
-        quoted = float(f"{peak / self.scale.peak_by_learning_rate:.{_DIGITS}g}")
-        return Suggestion(reason, quoted, quoted * self.scale.peak_by_learning_rate)
 
     def describe(self) -> str:
         """Return it as the text that is shown."""
@@ -300,7 +297,7 @@ def run_lr_find(layers: list[Layer], options: RateOptions) -> None:
     """Collective. Find a learning rate, show what was found, and write it where the options say."""
     rise = Rise(options.lowest_rate, options.highest_rate, options.rising_steps)
     if not launched_rank():
-        check_writable(options.json_path, options.picture, read=config_files(layers))
+        check_writable(options.json_path, options.picture, layers=layers)
         check_picture(options.picture)
     with said_if_interrupted():
         found = find_rates(layers, rise)
@@ -320,23 +317,19 @@ def find_rates(
         session = _RisingSession(**{**values, "services": services}, rise=rise)
         ACTIVITY.enter("finding a learning rate", is_long=True)
         with _state_kept(backend) if keeps_state else nullcontext():
-            _train(session, curve, rise)
+            try:
+                run_loop(session, lambda: ControlFlags(stop=curve.stopped is not None))
+            except NonFiniteLossError:
+                if not curve.losses:
+                    raise
+                # the step that failed follows the ones that were added, and was not reported
+                curve.stopped = curve.stopped or rise.rate(len(curve.losses))
         scale = batch_scale(run.config, session.plan(), run.session.data.place.replicas)
     notes = (*run.notes, *_notes(run))
     return LearningRates(
         run.config.task, backend.info.description, scale, curve.rates, curve.losses, curve.diverged,
         curve.steepest, rise.highest, notes,
     )  # fmt: skip
-
-
-def _train(session: Session, curve: Curve, rise: Rise) -> None:
-    try:
-        run_loop(session, lambda: ControlFlags(stop=curve.stopped is not None))
-    except NonFiniteLossError:
-        if not curve.losses:
-            raise
-        # the step that failed follows the ones that were added, and was not reported
-        curve.stopped = curve.stopped or rise.rate(len(curve.losses))
 
 
 def rising_config(config: Config, rise: Rise) -> Config:

@@ -1,15 +1,13 @@
 """The options of ``lr-find`` and ``batch-find``, in addition to those of a job."""
 
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import click
 
 from hvdtrain.config.options import ExpandedPath
-from hvdtrain.tools.output import Parsed, all_of, parse_size
+from hvdtrain.tools.output import all_of, parse_size
 
-_MEMORY = Parsed("size", partial(parse_size, most=2**50, as_text="1024T"))
 LOWEST_RATE, HIGHEST_RATE, RISING_STEPS = 1e-6, 10.0, 200
 
 
@@ -54,7 +52,7 @@ batch_options = all_of(
                  help="Workers of each job. [1]"),
     click.option("--seconds", type=click.FloatRange(0.1, 3600), default=5.0, metavar="SECONDS",
                  help="How long each micro-batch trains, roughly. [5]"),
-    click.option("--memory", type=_MEMORY, metavar="SIZE",
+    click.option("--memory", type=lambda text: parse_size(text, 2**50, "1024T"), metavar="SIZE",
                  help="Memory that the workers of a host may take. [nine tenths of what is free]"),
     click.option("-H", "--hosts", metavar="HOSTS",
                  help="Hosts and slots, such as host1:2,host2:2. [this host's cores]"),
