@@ -11,43 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hvdtrain.elastic import messages
+from hvdtrain.elastic.driver import records
 from hvdtrain.elastic.driver.membership import Members
-from hvdtrain.elastic.driver.records import (
-    SSH_FAILED,
-    Action,
-    Arrived,
-    CloseStore,
-    Discovered,
-    Event,
-    Exited,
-    Finish,
-    Forward,
-    Heard,
-    Kill,
-    Limits,
-    Lost,
-    OpenWorld,
-    Say,
-    Send,
-    Signalled,
-    Slot,
-    Start,
-    StoreFailed,
-    Tick,
-    Woke,
-)
 from hvdtrain.elastic.driver.worlds import State
 from hvdtrain.elastic.links import Link, Links
-from hvdtrain.elastic.messages import (
-    DriverBeat,
-    End,
-    EnterWorld,
-    FromDriver,
-    Hello,
-    KillProcess,
-    Refuse,
-    from_worker,
-)
 from hvdtrain.elastic.watch.liveness import BEAT_SECONDS
 from hvdtrain.host.hostfile import HostSlots
 from hvdtrain.workers.world import World, world_key
@@ -66,11 +34,11 @@ _TURN_SECONDS = 0.1  # after which the loop looks at what is due
 class _Known:
     """A worker that was started."""
 
-    slot: Slot
+    slot: records.Slot
     process: "WorkerProcess | None" = None  # None if it could not be started
     has_exited: bool = False
     link: Link | None = None  # while it is connected
-    hello: Hello | None = None
+    hello: messages.Hello | None = None
     look_at: float = float("inf")  # when to look for it on its host, once it was killed
 
     @property
@@ -89,7 +57,7 @@ class Driver:
 
     def __init__(
         self,
-        limits: Limits,
+        limits: records.Limits,
         cluster: "HostCluster",
         job_key: str,
         *,
@@ -100,19 +68,19 @@ class Driver:
         self._links = Links(cluster.listen_on, job_key, limits.silence_seconds)
         cluster.addresses = self._links.addresses
         self._members = Members(limits, time.monotonic(), job=secrets.token_hex(8), command=command)
-        self._events: deque[Event] = deque()  # from other threads and signal handlers, too
+        self._events: deque[records.Event] = deque()  # from other threads and signal handlers, too
         self._workers: dict[str, _Known] = {}
         self._hosts: Sequence[HostSlots] = ()
         self._store: WorldStore | None = None
-        self._finish: Finish | None = None
+        self._finish: records.Finish | None = None
         self._state_file, self._state = environ.get(STATE_VARIABLE, ""), ""
 
     def signal(self, number: int) -> None:
         """Let all workers save and stop; the second time, end them. A signal handler may call it."""
-        self._events.append(Signalled(number))
+        self._events.append(records.Signalled(number))
         self._links.wake()
 
-    def run(self) -> Finish:
+    def run(self) -> records.Finish:
         """Run the job to its end, and return how it ended. Whatever happens, all workers are ended."""
         try:
             self._run()
@@ -131,7 +99,7 @@ class Driver:
             received = self._links.wait(0.0 if self._events else _TURN_SECONDS)
             now = time.monotonic()
             if now - turned > _STOPPED_SECONDS:
-                self._take(Woke(now - turned))
+                self._take(records.Woke(now - turned))
             turned = now
             if now >= next_beat:
                 next_beat = now + BEAT_SECONDS
@@ -139,12 +107,12 @@ class Driver:
             self._receive(received)
             while self._events and self._finish is None:
                 self._take(self._events.popleft())
-            self._take(Tick())
+            self._take(records.Tick())
             self._look_far(now)
             if self._state_file:
                 self._write_state(self._members.state, self._members.snapshot())
 
-    def _take(self, event: Event) -> None:
+    def _take(self, event: records.Event) -> None:
         for action in self._members.take(event, time.monotonic()):
             self._act(action)
 
@@ -152,81 +120,83 @@ class Driver:
         hosts = tuple(self._cluster.hosts())
         if hosts != self._hosts:
             self._hosts = hosts
-            self._take(Discovered(hosts))
+            self._take(records.Discovered(hosts))
 
     def _beat(self) -> None:
         for name, one in self._workers.items():
             if one.link is not None and self._members.hears(name):
-                one.link.send(DriverBeat(), may_drop=True)
+                one.link.send(messages.DriverBeat(), may_drop=True)
 
     def _receive(self, received: Sequence[tuple[Link, bytes]]) -> None:
         for link, line in received:
-            message = from_worker(line)
+            message = messages.from_worker(line)
             if message is None:
                 continue
             if not link.worker:
-                self._arrive(link, message) if isinstance(message, Hello) else self._links.close(link)
-            elif not isinstance(message, Hello):
-                self._take(Heard(link.worker, message))
+                self._arrive(link, message) if isinstance(message, messages.Hello) else self._links.close(
+                    link
+                )
+            elif not isinstance(message, messages.Hello):
+                self._take(records.Heard(link.worker, message))
         for link in self._links.closed():
             if link.worker:
                 self._workers[link.worker].link = None
-                self._take(Lost(link.worker, link.is_unreachable))
+                self._take(records.Lost(link.worker, link.is_unreachable))
 
-    def _arrive(self, link: Link, hello: Hello) -> None:
+    def _arrive(self, link: Link, hello: messages.Hello) -> None:
         """Let a worker in, if it is one that was started."""
         name = link.claimed
         if self._finish is not None:  # another worker says what ended the job, or this process does
-            link.send(End(problem=self._finish.problem, exit_code=self._finish.exit_code))
+            link.send(messages.End(problem=self._finish.problem, exit_code=self._finish.exit_code))
             self._links.close(link)
             return
         if not self._members.admits(name):
             problem = f"the job expects no worker of the name {name!r}: it was given up, or is there already"
-            link.send(Refuse(problem=problem))
+            link.send(messages.Refuse(problem=problem))
             self._links.close(link)
             return
         link.worker = name
         self._workers[name].link, self._workers[name].hello = link, hello
-        self._take(Arrived(name, hello))
+        self._take(records.Arrived(name, hello))
 
     # actions
 
-    def _act(self, action: Action) -> None:
+    def _act(self, action: records.Action) -> None:
         match action:
-            case Start(worker, slot):
+            case records.Start(worker, slot):
                 self._start(worker, slot)
-            case Send(worker, message):
+            case records.Send(worker, message):
                 self._send(worker, message)
-            case Kill(worker):
+            case records.Kill(worker):
                 self._kill(self._workers[worker])
-            case Forward(worker, number):
+            case records.Forward(worker, number):
                 one = self._workers[worker]
                 if one.process is not None and not one.has_exited:
                     one.process.signal(number)
-            case OpenWorld(worlds):
+            case records.OpenWorld(worlds):
                 self._open(worlds)
-            case CloseStore():
+            case records.CloseStore():
                 self._close_store()
-            case Say(text):
+            case records.Say(text):
                 self._cluster.say(text)
-            case Finish():
+            case records.Finish():
                 self._finish = action
 
-    def _start(self, worker: str, slot: Slot) -> None:
+    def _start(self, worker: str, slot: records.Slot) -> None:
         one = self._workers[worker] = _Known(slot)
 
         def on_exit(code: int) -> None:
             one.has_exited = True
-            self._events.append(Exited(worker, code))
+            self._events.append(records.Exited(worker, code))
             self._links.wake()
 
         try:
             one.process = self._cluster.start(worker, slot, on_exit)
         except OSError as error:
             self._cluster.say(f"cannot start a worker on {slot}: {error}")
-            self._events.append(Exited(worker, SSH_FAILED))  # which is no crash of the worker
+            self._events.append(records.Exited(worker, records.SSH_FAILED))  # which is no crash of the worker
 
-    def _send(self, worker: str, message: FromDriver) -> None:
+    def _send(self, worker: str, message: messages.FromDriver) -> None:
         if (link := self._workers[worker].link) is not None:
             link.send(message)
 
@@ -238,12 +208,12 @@ class Driver:
         try:
             self._store = self._cluster.open_store(world_key(self._key, generation, salt))
         except OSError as error:
-            self._events.append(StoreFailed(str(error)))
+            self._events.append(records.StoreFailed(str(error)))
             return
         for world in worlds:
             store = (self._cluster.address_for(world.host), self._store.port)
             entered = world.model_copy(update={"store": store, "salt": salt})
-            self._send(world.members[world.rank].worker, EnterWorld(world=entered))
+            self._send(world.members[world.rank].worker, messages.EnterWorld(world=entered))
 
     def _close_store(self) -> None:
         if self._store is not None:
@@ -259,7 +229,7 @@ class Driver:
         hello = worker.hello
         if hello is None or not worker.is_there:
             return
-        order = KillProcess(pid=hello.pid, process_seconds=hello.process_seconds)
+        order = messages.KillProcess(pid=hello.pid, process_seconds=hello.process_seconds)
         for other in self._workers.values():
             is_near = other.hello and (other.hello.host, other.hello.machine) == (hello.host, hello.machine)
             if other is not worker and other.link is not None and is_near:
@@ -292,7 +262,7 @@ class Driver:
                 next_beat = now + BEAT_SECONDS
                 self._beat()
             self._receive(self._links.wait(min(_TURN_SECONDS, max(0.0, until - time.monotonic()))))
-            if any(isinstance(event, Signalled) for event in list(self._events)):
+            if any(isinstance(event, records.Signalled) for event in list(self._events)):
                 return
             self._events.clear()
 

@@ -8,41 +8,12 @@ and on the end of the job (``job_end.py``).
 
 from typing import Any
 
+from hvdtrain.elastic import messages
+from hvdtrain.elastic.driver import records
 from hvdtrain.elastic.driver.job_end import LEFT_SECONDS, SAVE_SECONDS, JobEnd
-from hvdtrain.elastic.driver.records import (
-    Action,
-    Arrived,
-    Discovered,
-    Event,
-    Exited,
-    Heard,
-    Kill,
-    Limits,
-    Lost,
-    Send,
-    Signalled,
-    StoreFailed,
-    Woke,
-)
 from hvdtrain.elastic.driver.regrouping import Regrouping, difference_of
 from hvdtrain.elastic.driver.roster import ALIVE, IN_WORLD, Roster, Staffing, Stage, Worker
 from hvdtrain.elastic.driver.worlds import UP, State, Worlds
-from hvdtrain.elastic.messages import (
-    Beat,
-    Done,
-    End,
-    Failed,
-    Formed,
-    FormFailed,
-    FromWorker,
-    Hello,
-    Leaving,
-    LeftWorld,
-    Ready,
-    Refuse,
-    Synced,
-    Welcome,
-)
 from hvdtrain.elastic.watch.liveness import read_state
 from hvdtrain.errors import EXIT_ENVIRONMENT
 
@@ -53,10 +24,10 @@ _ENDS_SECONDS = 10.0  # for a worker that said that it fails
 class Members:
     """The state of an elastic job as its driver sees it."""
 
-    def __init__(self, limits: Limits, now: float, *, job: str = "job", command: str = "") -> None:
+    def __init__(self, limits: records.Limits, now: float, *, job: str = "job", command: str = "") -> None:
         self._limits, self._job = limits, job
         self._now, self._slept = now, 0.0
-        self._actions: list[Action] = []
+        self._actions: list[records.Action] = []
         do = self._actions.append
         self._roster = Roster(limits.silence_seconds)
         self._staffing = Staffing(limits, self._roster, do)
@@ -74,9 +45,9 @@ class Members:
         """The number of the current world; 0 before the first."""
         return self._worlds.generation
 
-    def take(self, event: Event, now: float) -> list[Action]:
+    def take(self, event: records.Event, now: float) -> list[records.Action]:
         """Take an event, and return what is to be done, in this order."""
-        if isinstance(event, Woke):
+        if isinstance(event, records.Woke):
             self._slept += event.seconds
         # never back, and without the time in which the driver itself did not run
         self._now = max(self._now, now - self._slept)
@@ -113,30 +84,35 @@ class Members:
             for one in self._roster.at(*ALIVE, Stage.GOING)
         ]
 
-    def _take(self, event: Event, now: float) -> None:
+    def _take(self, event: records.Event, now: float) -> None:
         match event:
-            case Discovered(hosts):
+            case records.Discovered(hosts):
                 self._staffing.discover(hosts, now)
-            case Signalled(number):
+            case records.Signalled(number):
                 self._end.stop(number, now)
-            case StoreFailed(reason):
+            case records.StoreFailed(reason):
                 self._end.finish(EXIT_ENVIRONMENT, f"no world could be opened: {reason}")
-            case Arrived() | Heard() | Lost() | Exited():
+            case records.Arrived() | records.Heard() | records.Lost() | records.Exited():
                 worker = self._roster.find(event.worker)
                 if worker is not None:
                     self._take_of(worker, event, now)
 
-    def _take_of(self, worker: Worker, event: Arrived | Heard | Lost | Exited, now: float) -> None:
+    def _take_of(
+        self,
+        worker: Worker,
+        event: records.Arrived | records.Heard | records.Lost | records.Exited,
+        now: float,
+    ) -> None:
         match event:
-            case Arrived(_, hello):
+            case records.Arrived(_, hello):
                 self._arrived(worker, hello, now)
-            case Heard(_, message):
+            case records.Heard(_, message):
                 worker.heard = now
                 self._heard(worker, message, now)
-            case Lost(_, is_unreachable):
+            case records.Lost(_, is_unreachable):
                 worker.is_connected, worker.is_unreachable = False, is_unreachable
                 self._gone(worker, "its host does not answer" if is_unreachable else _NO_WORD, now)
-            case Exited(_, code):
+            case records.Exited(_, code):
                 worker.exit_code = code
                 if worker.reason in ("", _NO_WORD) and worker.stage is not Stage.GOING:
                     worker.reason = worker.ending
@@ -144,12 +120,12 @@ class Members:
                     self._worlds.lost(worker.failed_in, crashed=True)
                 self._gone(worker, worker.ending, now)
 
-    def _arrived(self, worker: Worker, hello: Hello, now: float) -> None:
+    def _arrived(self, worker: Worker, hello: messages.Hello, now: float) -> None:
         if worker.stage is not Stage.STARTED:
             return
         worker.hello, worker.stage, worker.since, worker.heard = hello, Stage.BUILDING, now, now
         worker.is_connected = True
-        welcome = Welcome(
+        welcome = messages.Welcome(
             worker=worker.name,
             job=self._job,
             slot=worker.slot.number,
@@ -159,44 +135,46 @@ class Members:
             is_training=self._worlds.has_begun,
             lease_seconds=self._limits.silence_seconds,
         )
-        self._actions.append(Send(worker.name, welcome))
+        self._actions.append(records.Send(worker.name, welcome))
 
-    def _heard(self, worker: Worker, message: FromWorker, now: float) -> None:
+    def _heard(self, worker: Worker, message: messages.FromWorker, now: float) -> None:
         is_of_its_world = getattr(message, "generation", worker.generation) == worker.generation
         match message:
             case _ if not is_of_its_world:
                 return  # it crossed with a newer world
-            case Ready():
+            case messages.Ready():
                 self._ready(worker, message, now)
-            case LeftWorld():
+            case messages.LeftWorld():
                 self._left(worker, now)
-            case Failed():
+            case messages.Failed():
                 self._failed(worker, message, now)
-            case Done(exit_code=code):
+            case messages.Done(exit_code=code):
                 worker.is_out, worker.stage, worker.end_by = True, Stage.GOING, now + 2 * LEFT_SECONDS
                 self._worlds.left(worker, now)
                 self._end.done(code, now)
-            case Formed() | FormFailed() | Synced():
+            case messages.Formed() | messages.FormFailed() | messages.Synced():
                 self._entered(worker, message, now)
-            case Beat(state=values):
+            case messages.Beat(state=values):
                 if state := read_state(values):
                     self._worlds.beat(worker, state, now)
-            case Leaving(why=why):
+            case messages.Leaving(why=why):
                 if worker.stage in (Stage.BUILDING, Stage.READY, *IN_WORLD):
                     worker.wish = why or "it was requested to leave"
 
-    def _entered(self, worker: Worker, message: Formed | FormFailed | Synced, now: float) -> None:
+    def _entered(
+        self, worker: Worker, message: messages.Formed | messages.FormFailed | messages.Synced, now: float
+    ) -> None:
         """Take note of how a worker enters its newest world."""
         match message:
-            case Formed():
+            case messages.Formed():
                 self._worlds.formed(worker, now)
-            case FormFailed(reason=reason):
+            case messages.FormFailed(reason=reason):
                 if worker.generation == self.generation and worker.stage is Stage.ENTERING:
                     self._worlds.break_up(f"{worker} could not enter the world: {reason}", now)
-            case Synced(place=place, run_dir=run_dir):
+            case messages.Synced(place=place, run_dir=run_dir):
                 self._worlds.synced(worker, place, run_dir, now)
 
-    def _ready(self, worker: Worker, message: Ready, now: float) -> None:
+    def _ready(self, worker: Worker, message: messages.Ready, now: float) -> None:
         if worker.stage not in (Stage.BUILDING, Stage.READY, *IN_WORLD):
             return
         was_member = worker.stage in IN_WORLD
@@ -215,7 +193,9 @@ class Members:
         members = sorted(self._worlds.members or self._roster.at(Stage.READY), key=lambda one: one.rank)
         error = difference_of([*members[:1], worker])
         worker.reason, worker.failed_in = f"was refused: {error.problem}", worker.generation
-        self._actions.append(Send(worker.name, Refuse(problem=error.problem, remedy=error.remedy)))
+        self._actions.append(
+            records.Send(worker.name, messages.Refuse(problem=error.problem, remedy=error.remedy))
+        )
 
     def _left(self, worker: Worker, now: float) -> None:
         was_member = worker.stage in IN_WORLD
@@ -229,12 +209,14 @@ class Members:
             if self.state in UP and not self._end.is_complete:
                 self._worlds.break_up(f"{worker} left", now)
 
-    def _failed(self, worker: Worker, message: Failed, now: float) -> None:
+    def _failed(self, worker: Worker, message: messages.Failed, now: float) -> None:
         if worker.stage in (Stage.LOST, Stage.GOING):
             return
         worker.failure, worker.reason = message, f"failed: {message.problem}"
-        speak = End(problem=message.problem, remedy=message.remedy, exit_code=message.exit_code, speaks=True)
-        self._actions.append(Send(worker.name, speak))
+        speak = messages.End(
+            problem=message.problem, remedy=message.remedy, exit_code=message.exit_code, speaks=True
+        )
+        self._actions.append(records.Send(worker.name, speak))
         is_of_all = worker.generation > 0 or not self._worlds.has_begun
         if message.blame == "code" and is_of_all:
             worker.stage, worker.end_by = Stage.GOING, now + _ENDS_SECONDS
@@ -250,7 +232,7 @@ class Members:
             self._lose(worker, reason, now)
         elif worker.stage is Stage.GOING:
             self._roster.lose(worker, reason, now)
-            self._actions.append(Kill(worker.name))
+            self._actions.append(records.Kill(worker.name))
 
     def _lose(self, worker: Worker, reason: str, now: float, kill_after: float = 0.0) -> None:
         """Let the job continue without a worker that failed, and end its process."""
@@ -260,7 +242,7 @@ class Members:
         if kill_after:
             worker.end_by = now + kill_after
         else:
-            self._actions.append(Kill(worker.name))
+            self._actions.append(records.Kill(worker.name))
         if was_member:
             self._worlds.left(worker, now)
             if not self._end.is_complete:
@@ -290,7 +272,7 @@ class Members:
             if worker.stage is Stage.GOING:
                 self._roster.lose(worker, "did not end in time", now)
             worker.end_by = float("inf")
-            self._actions.append(Kill(worker.name))
+            self._actions.append(records.Kill(worker.name))
 
     def _count_failures(self, now: float) -> None:
         """Take note of failures, once their reason is known or will not be."""

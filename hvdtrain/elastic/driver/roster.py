@@ -5,16 +5,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
-from hvdtrain.elastic.driver.records import (
-    COMMAND_NOT_FOUND,
-    SSH_FAILED,
-    Action,
-    Kill,
-    Limits,
-    Say,
-    Slot,
-    Start,
-)
+from hvdtrain.elastic.driver import records
 from hvdtrain.elastic.messages import Failed, Hello, Ready
 from hvdtrain.elastic.watch.liveness import BEAT_SECONDS, Member, WorkerState
 from hvdtrain.host.hostfile import HostSlots
@@ -29,7 +20,7 @@ _SLOT_SECONDS = 10.0  # after which the slot of a lost worker is free, whatever 
 
 # what ends a process from outside, so that it says nothing of the step
 _SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-_FROM_OUTSIDE = {0, SSH_FAILED, *(-one for one in _SIGNALS), *(128 + one for one in _SIGNALS)}
+_FROM_OUTSIDE = {0, records.SSH_FAILED, *(-one for one in _SIGNALS), *(128 + one for one in _SIGNALS)}
 
 
 class Stage(Enum):
@@ -54,7 +45,7 @@ class Worker:
     """One process of a worker."""
 
     name: str  # its name, such as "w7"
-    slot: Slot  # where it runs
+    slot: records.Slot  # where it runs
     since: float  # when it was started, or when its stage changed
     stage: Stage = Stage.STARTED  # what it is at
     hello: Hello | None = None  # its first message; None until it is connected
@@ -104,11 +95,14 @@ class Worker:
         if code < 0:
             known = -code in {int(one) for one in signal.Signals}
             return f"killed ({signal.Signals(-code).name})" if known else f"killed (signal {-code})"
-        meaning = {SSH_FAILED: ", as ssh does if it cannot log in or its connection ends"}
+        meaning = {records.SSH_FAILED: ", as ssh does if it cannot log in or its connection ends"}
         if self.hello is not None:
             meaning[0] = " in the middle of the job (sys.exit() or os._exit(0) in the task?)"
         else:
-            meaning |= {0: " and did not join the job", COMMAND_NOT_FOUND: ": the command was not found"}
+            meaning |= {
+                0: " and did not join the job",
+                records.COMMAND_NOT_FOUND: ": the command was not found",
+            }
         return f"ended with exit code {code}{meaning.get(code, '')}"
 
     @property
@@ -149,7 +143,7 @@ class Roster:
         """Return a worker; None if there is none of this name."""
         return self._workers.get(name)
 
-    def add(self, slot: Slot, now: float) -> Worker:
+    def add(self, slot: records.Slot, now: float) -> Worker:
         """Return a new worker with a name that no other had."""
         self._count += 1
         worker = Worker(f"w{self._count}", slot, now, heard=now)
@@ -205,17 +199,17 @@ _ATTEMPTS = 2  # for each worker, while nothing has been trained: then the last 
 class Staffing:
     """Gives free slots a worker, as long as fewer run than the job wants."""
 
-    def __init__(self, limits: Limits, roster: Roster, do: Callable[[Action], None]) -> None:
+    def __init__(self, limits: records.Limits, roster: Roster, do: Callable[[records.Action], None]) -> None:
         self._limits, self._roster, self._do = limits, roster, do
         self._hosts: Sequence[HostSlots] = ()
-        self._failures: dict[Slot, list[float]] = {}
-        self._ready_at: dict[Slot, float] = {}  # from when on a slot may get a worker again
+        self._failures: dict[records.Slot, list[float]] = {}
+        self._ready_at: dict[records.Slot, float] = {}  # from when on a slot may get a worker again
         self._early = 0  # failures before anything was trained
 
     @property
-    def slots(self) -> list[Slot]:
+    def slots(self) -> list[records.Slot]:
         """All slots, in the order in which they get workers."""
-        return [Slot(one.name, number) for one in self._hosts for number in range(one.slots)]
+        return [records.Slot(one.name, number) for one in self._hosts for number in range(one.slots)]
 
     def slots_on(self, host: str) -> int:
         """Return the number of slots of a host, at least 1."""
@@ -231,17 +225,17 @@ class Staffing:
             worker.is_removed = worker.slot not in there
             if worker.is_removed and worker.stage not in (*IN_WORLD, Stage.READY):
                 self._roster.lose(worker, worker.wants_out, now)
-                self._do(Kill(worker.name))
+                self._do(records.Kill(worker.name))
 
     def hire(self, wanted: int, now: float) -> None:
         """Start workers in free slots until there are as many as wanted."""
         missing = wanted - sum(not worker.wants_out for worker in self._roster.at(*ALIVE))
         if missing <= 0:
             return
-        taken: Collection[Slot] = {one.slot for one in self._roster if one.holds_slot(now)}
+        taken: Collection[records.Slot] = {one.slot for one in self._roster if one.holds_slot(now)}
         free = [slot for slot in self.slots if slot not in taken and self._ready_at.get(slot, 0.0) <= now]
         for slot in free[:missing]:
-            self._do(Start(self._roster.add(slot, now).name, slot))
+            self._do(records.Start(self._roster.add(slot, now).name, slot))
 
     def failed(self, worker: Worker, has_begun: bool, now: float) -> None:
         """Leave the slot of a worker that failed out for a while."""
@@ -253,7 +247,7 @@ class Staffing:
         self._ready_at[worker.slot] = now + seconds
         self._early += not has_begun
         again = f"; its slot is used again after {seconds:.0f} s" if seconds > 1 else ""
-        self._do(Say(f"{worker} {worker.reason}{again}"))
+        self._do(records.Say(f"{worker} {worker.reason}{again}"))
 
     def left(self, worker: Worker, now: float) -> None:
         """Leave the slot of a worker that left on request out for the longest time; not one that is back."""

@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from contextlib import suppress
 from typing import Any
 
+from hvdtrain import errors
+from hvdtrain.elastic import messages
 from hvdtrain.elastic.member.orders import Orders, digest_of, failure_of, hello, sendable, value_texts
 from hvdtrain.elastic.member.thread import (
     CONNECT_SECONDS,
@@ -15,30 +17,7 @@ from hvdtrain.elastic.member.thread import (
     MemberThread,
     open_connection,
 )
-from hvdtrain.elastic.messages import (
-    Done,
-    End,
-    Formed,
-    FormFailed,
-    FromDriver,
-    Leaving,
-    LeftWorld,
-    Ready,
-    Refuse,
-    Synced,
-    Welcome,
-)
 from hvdtrain.elastic.watch.liveness import Told
-from hvdtrain.errors import (
-    EXIT_STOPPED,
-    EnvironmentFault,
-    JobEnded,
-    PeerLostError,
-    RefusedError,
-    Removed,
-    Stopped,
-    UsageError,
-)
 from hvdtrain.host.hostfile import address_towards, interfaces, own_addresses
 from hvdtrain.workers.activity import ACTIVITY
 from hvdtrain.workers.world import KEY_VARIABLE, TrainingPosition, World
@@ -79,7 +58,7 @@ class Membership:
     def __init__(
         self,
         connection: DriverConnection,
-        welcome: Welcome,
+        welcome: messages.Welcome,
         environ: MutableMapping[str, str],
         *,
         stall_timeout: float,
@@ -97,11 +76,11 @@ class Membership:
         self._thread = MemberThread(connection, self._lease, self._orders, stall_timeout)
         self._thread.say_ready = self._say_ready
         self._connection, self._pid = connection, os.getpid()
-        self._ready: Ready | None = None
+        self._ready: messages.Ready | None = None
         self._is_leaving = False
 
     @property
-    def ended(self) -> JobEnded | None:
+    def ended(self) -> errors.JobEnded | None:
         """How the driver ended the job; None if it did not."""
         return self._orders.ended
 
@@ -129,7 +108,7 @@ class Membership:
             return ""
         return f"the launcher of this elastic job has not answered for {self._lease.silent_seconds:.0f} s"
 
-    def on_end(self, end: Callable[[JobEnded], None]) -> None:
+    def on_end(self, end: Callable[[errors.JobEnded], None]) -> None:
         """Let a function, in another thread, end this process if the job ended and it does not notice."""
         self._thread.on_end = end
 
@@ -138,7 +117,7 @@ class Membership:
         self.world = None
         self._ready = None  # from begin_waiting on, the other thread may say again where this stands
         generation = self._orders.begin_waiting()
-        self._ready = Ready(
+        self._ready = messages.Ready(
             generation=generation,
             place=place,
             valid=valid,
@@ -156,7 +135,7 @@ class Membership:
     def enter(self, world: World) -> None:
         """Set the environment with which Horovod enters a world."""
         if self._orders.broken:
-            raise PeerLostError(self._orders.broken, names_worker=True)
+            raise errors.PeerLostError(self._orders.broken, names_worker=True)
         self._environ.update(world.environment(self._key))
         if self._interfaces:
             interface = interface_for(world)
@@ -166,15 +145,15 @@ class Membership:
 
     def formed(self) -> None:
         """Say that Horovod is up in the world."""
-        self._thread.send(Formed(generation=self._orders.generation))
+        self._thread.send(messages.Formed(generation=self._orders.generation))
 
     def form_failed(self, reason: str) -> None:
         """Say that Horovod did not come up in the world."""
-        self._thread.send(FormFailed(generation=self._orders.generation, reason=sendable(reason)))
+        self._thread.send(messages.FormFailed(generation=self._orders.generation, reason=sendable(reason)))
 
     def synced(self, place: TrainingPosition, run_dir: str) -> None:
         """Say that this worker has the whole state of the world, which is written to a run directory."""
-        self._thread.send(Synced(generation=self._orders.generation, place=place, run_dir=run_dir))
+        self._thread.send(messages.Synced(generation=self._orders.generation, place=place, run_dir=run_dir))
 
     def change_wanted(self) -> bool:
         """Return whether all workers are to leave the world at the next step."""
@@ -192,7 +171,7 @@ class Membership:
         """Ask to leave the job at the next step boundary. A signal's handler may call it."""
         if not self._is_leaving:
             self._is_leaving = True
-            self._thread.send(Leaving(why=sendable(why)))
+            self._thread.send(messages.Leaving(why=sendable(why)))
 
     def left(self) -> None:
         """Say that this worker has left and that its process ends.
@@ -200,11 +179,11 @@ class Membership:
         The connection stays to the end of the process: the driver kills a worker that it cannot hear.
         """
         if not self.is_over:
-            self._thread.send_last(LeftWorld(), _LAST_SECONDS)
+            self._thread.send_last(messages.LeftWorld(), _LAST_SECONDS)
 
     def failed(self, error: BaseException) -> None:
         """Say that this worker ends because of an error, and wait for who reports it."""
-        if self.is_over or isinstance(error, JobEnded | RefusedError):
+        if self.is_over or isinstance(error, errors.JobEnded | errors.RefusedError):
             return
         self._orders.is_ending = self._thread.is_over = True
         if self.ended is None:
@@ -215,7 +194,7 @@ class Membership:
     def done(self, exit_code: int) -> None:
         """Say that training is complete, or stopped with its state saved."""
         if not self.is_over:
-            self._thread.send_last(Done(exit_code=exit_code), _LAST_SECONDS)
+            self._thread.send_last(messages.Done(exit_code=exit_code), _LAST_SECONDS)
 
     def explain(self) -> Told | None:
         """Return why a collective failed, as far as the driver said it."""
@@ -241,7 +220,7 @@ def connect(
 ) -> Membership:
     """Join the elastic job that started this process. Another thread calls ``abort``, maybe repeatedly."""
     if current() is not None:
-        raise UsageError(
+        raise errors.UsageError(
             "a worker of an elastic job trains once, and this process trains a second time",
             "Start one job for each training.",
             everywhere=True,
@@ -267,14 +246,14 @@ def current() -> Membership | None:
 def tell_driver(error: BaseException) -> BaseException:
     """Tell the driver of this worker's elastic job how the worker ends."""
     client = current() or _connect_to_tell(error)
-    if isinstance(client, JobEnded):
+    if isinstance(client, errors.JobEnded):
         return client
-    if client is None or isinstance(error, JobEnded | RefusedError):
+    if client is None or isinstance(error, errors.JobEnded | errors.RefusedError):
         return error
-    if isinstance(error, Removed):
+    if isinstance(error, errors.Removed):
         client.left()
-    elif isinstance(error, Stopped):
-        client.done(EXIT_STOPPED)
+    elif isinstance(error, errors.Stopped):
+        client.done(errors.EXIT_STOPPED)
     else:
         client.failed(error)
         if client.ended is not None and not client.ended.speaks:
@@ -282,40 +261,40 @@ def tell_driver(error: BaseException) -> BaseException:
     return error
 
 
-def _connect_to_tell(error: BaseException) -> Membership | JobEnded | None:
+def _connect_to_tell(error: BaseException) -> Membership | errors.JobEnded | None:
     """Join the job only to report about an error before it: it ends once, with this message, if all have it.
 
     If another worker was faster, the job has ended, which is returned: that worker has reported it.
     """
-    if isinstance(error, Exception) and not isinstance(error, JobEnded | RefusedError):
+    if isinstance(error, Exception) and not isinstance(error, errors.JobEnded | errors.RefusedError):
         try:
             return connect(
                 os.environ, stall_timeout=_TELL_SECONDS, abort=lambda why: None, seconds=_TELL_SECONDS
             )
-        except JobEnded as ended:
+        except errors.JobEnded as ended:
             return ended
         except Exception:
             return None
     return None
 
 
-def _welcome(connection: DriverConnection) -> tuple[Welcome, Sequence[FromDriver]]:
+def _welcome(connection: DriverConnection) -> tuple[messages.Welcome, Sequence[messages.FromDriver]]:
     """Send the first message; return the driver's answer to it, and what arrived after that."""
     until = time.monotonic() + _WELCOME_SECONDS
     while time.monotonic() < until and not connection.is_closed:
         connection.send()
-        messages = connection.receive()
-        for number, message in enumerate(messages):
+        arrived = connection.receive()
+        for number, message in enumerate(arrived):
             match message:
-                case Welcome():
-                    return message, messages[number + 1 :]
-                case Refuse(problem=problem, remedy=remedy):
-                    raise RefusedError(problem, remedy)
-                case End(problem=problem, remedy=remedy, exit_code=code, speaks=speaks):
-                    raise JobEnded(problem, remedy, exit_code=code, speaks=speaks)
+                case messages.Welcome():
+                    return message, arrived[number + 1 :]
+                case messages.Refuse(problem=problem, remedy=remedy):
+                    raise errors.RefusedError(problem, remedy)
+                case messages.End(problem=problem, remedy=remedy, exit_code=code, speaks=speaks):
+                    raise errors.JobEnded(problem, remedy, exit_code=code, speaks=speaks)
         time.sleep(0.01)
     how = "ended the connection" if connection.is_closed else f"was silent for {_WELCOME_SECONDS:.0f} s"
-    raise EnvironmentFault(f"the driver of this elastic job {how}", "Its own output says more.")
+    raise errors.EnvironmentFault(f"the driver of this elastic job {how}", "Its own output says more.")
 
 
 def _quiet(abort: Callable[[str], None]) -> Callable[[str], None]:

@@ -12,17 +12,9 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
+from hvdtrain.elastic import messages
 from hvdtrain.elastic.links import LineConnection, connect
 from hvdtrain.elastic.member.orders import Orders, sendable
-from hvdtrain.elastic.messages import (
-    MAX_LINE_BYTES,
-    Beat,
-    FromDriver,
-    FromWorker,
-    KillProcess,
-    encode,
-    from_driver,
-)
 from hvdtrain.elastic.watch.liveness import BEAT_SECONDS, silence_seconds, state_of
 from hvdtrain.errors import EXIT_ENVIRONMENT, EnvironmentFault, JobEnded
 from hvdtrain.host.launcher import ELASTIC_VARIABLE, WORKER_VARIABLE, host_name
@@ -96,7 +88,7 @@ class DriverConnection(LineConnection):
     """A connection over which messages go both ways. Only ``queue`` may be called by any thread."""
 
     def __init__(self, connection: socket.socket) -> None:
-        super().__init__(connection, MAX_LINE_BYTES)
+        super().__init__(connection, messages.MAX_LINE_BYTES)
         self._queue: deque[bytes] = deque()
 
     @property
@@ -104,9 +96,9 @@ class DriverConnection(LineConnection):
         """Whether something is not sent yet."""
         return bool(self._queue or self.has_unsent) and not self.is_closed
 
-    def queue(self, message: FromWorker) -> None:
+    def queue(self, message: messages.FromWorker) -> None:
         """Let a message be sent by the next ``send``."""
-        self._queue.append(encode(message))
+        self._queue.append(messages.encode(message))
 
     def send(self) -> None:
         """Send what is queued, as far as that does not wait."""
@@ -114,9 +106,9 @@ class DriverConnection(LineConnection):
             self._outgoing += self._queue.popleft()
         self.flush()
 
-    def receive(self) -> list[FromDriver]:
+    def receive(self) -> list[messages.FromDriver]:
         """Return the messages that have arrived. It does not wait; what is no message is dropped."""
-        return [message for line in self.receive_lines() if (message := from_driver(line))]
+        return [message for line in self.receive_lines() if (message := messages.from_driver(line))]
 
     def close(self) -> None:
         """End the connection."""
@@ -184,19 +176,19 @@ class MemberThread:
         """Whether the caller is this thread."""
         return threading.current_thread() is self._thread
 
-    def start(self, arrived: Sequence[FromDriver] = ()) -> None:
+    def start(self, arrived: Sequence[messages.FromDriver] = ()) -> None:
         """Start the thread, which takes these messages first."""
         for message in arrived:
             self._take(message)
         self._thread.start()
 
-    def send(self, message: FromWorker) -> None:
+    def send(self, message: messages.FromWorker) -> None:
         """Send a message. It does not wait, and a signal's handler may call it."""
         self._connection.queue(message)
         with suppress(OSError):  # woken already, or over
             self._wake.send(b"x")
 
-    def send_last(self, message: FromWorker, seconds: float) -> None:
+    def send_last(self, message: messages.FromWorker, seconds: float) -> None:
         """Send the message that says how this worker ends, and wait until it is on its way."""
         self.is_over = True
         self.send(message)
@@ -240,16 +232,16 @@ class MemberThread:
 
     def _read(self) -> None:
         """Take what has arrived. If the connection has ended, its last messages renew nothing."""
-        messages = self._connection.receive()
+        arrived = self._connection.receive()
         self._lease.turn()
-        for message in messages:
+        for message in arrived:
             if not self._connection.is_closed:
                 self._lease.renew()
             self._take(message)
 
-    def _take(self, message: FromDriver) -> None:
+    def _take(self, message: messages.FromDriver) -> None:
         match message:
-            case KillProcess(pid=pid, process_seconds=seconds):
+            case messages.KillProcess(pid=pid, process_seconds=seconds):
                 kill_if_same(pid, seconds)
             case _ if self._orders.take(message):
                 self.say_ready()
@@ -257,7 +249,7 @@ class MemberThread:
     def _beat(self) -> None:
         if not self._connection.is_sending:  # a driver that does not read gets no more than one
             name, *numbers, user_code = state_of(ACTIVITY)
-            self._connection.queue(Beat(state=[sendable(name), *numbers, sendable(user_code)]))
+            self._connection.queue(messages.Beat(state=[sendable(name), *numbers, sendable(user_code)]))
         self._orders.repeat_abort()
         self._check_lease()
         if self._orders.ended is not None and not self.is_over:
