@@ -1,7 +1,6 @@
 """When an elastic job ends, and how its workers are notified."""
 
 import signal
-from collections.abc import Callable
 
 from hvdtrain.elastic.driver import records
 from hvdtrain.elastic.driver.roster import ALIVE, IN_WORLD, Roster, Stage, Worker
@@ -84,17 +83,10 @@ _FOREVER = float("inf")
 class JobEnd:
     """Decides when the job ends, lets its workers save and stop before, and ends it."""
 
-    def __init__(
-        self,
-        limits: records.Limits,
-        roster: Roster,
-        worlds: Worlds,
-        do: Callable[[records.Action], None],
-        *,
-        command: str = "",
-    ) -> None:
-        self._limits, self._roster, self._worlds, self._do = limits, roster, worlds, do
-        self._command, self._timeout = command, f"{limits.elastic_timeout:.0f} s (--elastic-timeout)"
+    def __init__(self, roster: Roster, worlds: Worlds, command: str) -> None:
+        self._limits, self._roster, self._worlds, self._do = roster.limits, roster, worlds, roster.do
+        self._command = command
+        self._timeout = f"{self._limits.elastic_timeout:.0f} s (--elastic-timeout)"
         self.last_failure: Worker | None = None  # the worker that failed last
         self.purpose: Purpose = "train"  # what the next world is for: to train, or to save and end
         self.why_stopped = ""  # as text, if the workers save and stop
@@ -159,7 +151,7 @@ class JobEnd:
         self._worlds.state = State.STOPPING
         self._grace_by, self._stop_by = now + GRACE_SECONDS, min(self._stop_by, now + STOP_SECONDS)
         for worker in self._worlds.members:
-            self._do(records.Send(worker.name, Stop(signal=self._signal, why=self.why_stopped)))
+            self._roster.send(worker, Stop(signal=self._signal, why=self.why_stopped))
 
     def press(self, now: float) -> None:
         """Forward the signal to workers that do not stop, and end them if that does not help."""
@@ -184,7 +176,7 @@ class JobEnd:
         if self._exit_code is None:
             return False
         worker.stage, worker.is_out, worker.end_by = Stage.GOING, True, now + LEFT_SECONDS
-        self._do(records.Send(worker.name, End(problem="", exit_code=self._exit_code)))
+        self._roster.send(worker, End(problem="", exit_code=self._exit_code))
         return True
 
     def finish_complete(self, now: float) -> None:
@@ -264,12 +256,11 @@ class JobEnd:
         text, why = problem or reported, problem or reported or "the job ends"
         for worker in self._roster.at(*ALIVE):
             if not worker.is_connected:
-                self._do(
-                    records.Forward(worker.name, signal.SIGTERM)
-                )  # it still starts, and has nothing to save
+                # it still starts, and has nothing to save
+                self._do(records.Forward(worker.name, signal.SIGTERM))
                 continue
             if worker.stage in IN_WORLD:
-                self._do(records.Send(worker.name, Abort(generation=worker.generation, why=why)))
-            self._do(records.Send(worker.name, End(problem=text, remedy=remedy, exit_code=exit_code)))
+                self._roster.send(worker, Abort(generation=worker.generation, why=why))
+            self._roster.send(worker, End(problem=text, remedy=remedy, exit_code=exit_code))
         self._worlds.state = State.ENDED
         self._do(records.Finish(exit_code, problem, remedy if problem else "", grace_seconds))

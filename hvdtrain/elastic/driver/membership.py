@@ -27,13 +27,10 @@ class Members:
     def __init__(self, limits: records.Limits, now: float, *, job: str = "job", command: str = "") -> None:
         self._limits, self._job = limits, job
         self._now, self._slept = now, 0.0
-        self._actions: list[records.Action] = []
-        do = self._actions.append
-        self._roster = Roster(limits.silence_seconds)
-        self._staffing = Staffing(limits, self._roster, do)
-        self._worlds = Worlds(self._roster, do)
-        self._end = JobEnd(limits, self._roster, self._worlds, do, command=command)
-        self._regrouping = Regrouping(limits, self._roster, self._worlds, self._end, do, now=now)
+        self._roster = Roster(limits)
+        self._staffing, self._worlds = Staffing(self._roster), Worlds(self._roster)
+        self._end = JobEnd(self._roster, self._worlds, command)
+        self._regrouping = Regrouping(self._roster, self._worlds, self._end, now)
 
     @property
     def state(self) -> State:
@@ -55,8 +52,7 @@ class Members:
             self._take(event, self._now)
         if self.state is not State.ENDED:
             self._go_on(self._now)
-        actions = list(self._actions)
-        self._actions.clear()
+        actions, self._roster.actions = self._roster.actions, []
         return actions
 
     def admits(self, worker: str) -> bool:
@@ -85,34 +81,22 @@ class Members:
         ]
 
     def _take(self, event: records.Event, now: float) -> None:
-        match event:
-            case records.Discovered(hosts):
+        match event, self._roster.find(getattr(event, "worker", "")):
+            case records.Discovered(hosts), _:
                 self._staffing.discover(hosts, now)
-            case records.Signalled(number):
+            case records.Signalled(number), _:
                 self._end.stop(number, now)
-            case records.StoreFailed(reason):
+            case records.StoreFailed(reason), _:
                 self._end.finish(EXIT_ENVIRONMENT, f"no world could be opened: {reason}")
-            case records.Arrived() | records.Heard() | records.Lost() | records.Exited():
-                worker = self._roster.find(event.worker)
-                if worker is not None:
-                    self._take_of(worker, event, now)
-
-    def _take_of(
-        self,
-        worker: Worker,
-        event: records.Arrived | records.Heard | records.Lost | records.Exited,
-        now: float,
-    ) -> None:
-        match event:
-            case records.Arrived(_, hello):
+            case records.Arrived(_, hello), Worker() as worker if worker.stage is Stage.STARTED:
                 self._arrived(worker, hello, now)
-            case records.Heard(_, message):
+            case records.Heard(_, message), Worker() as worker:
                 worker.heard = now
                 self._heard(worker, message, now)
-            case records.Lost(_, is_unreachable):
+            case records.Lost(_, is_unreachable), Worker() as worker:
                 worker.is_connected, worker.is_unreachable = False, is_unreachable
                 self._gone(worker, "its host does not answer" if is_unreachable else _NO_WORD, now)
-            case records.Exited(_, code):
+            case records.Exited(_, code), Worker() as worker:
                 worker.exit_code = code
                 if worker.reason in ("", _NO_WORD) and worker.stage is not Stage.GOING:
                     worker.reason = worker.ending
@@ -121,8 +105,6 @@ class Members:
                 self._gone(worker, worker.ending, now)
 
     def _arrived(self, worker: Worker, hello: messages.Hello, now: float) -> None:
-        if worker.stage is not Stage.STARTED:
-            return
         worker.hello, worker.stage, worker.since, worker.heard = hello, Stage.BUILDING, now, now
         worker.is_connected = True
         welcome = messages.Welcome(
@@ -135,13 +117,13 @@ class Members:
             is_training=self._worlds.has_begun,
             lease_seconds=self._limits.silence_seconds,
         )
-        self._actions.append(records.Send(worker.name, welcome))
+        self._roster.send(worker, welcome)
 
     def _heard(self, worker: Worker, message: messages.FromWorker, now: float) -> None:
-        is_of_its_world = getattr(message, "generation", worker.generation) == worker.generation
+        if getattr(message, "generation", worker.generation) != worker.generation:
+            return  # it crossed with a newer world
+        is_entering = worker.generation == self.generation and worker.stage is Stage.ENTERING
         match message:
-            case _ if not is_of_its_world:
-                return  # it crossed with a newer world
             case messages.Ready():
                 self._ready(worker, message, now)
             case messages.LeftWorld():
@@ -152,27 +134,16 @@ class Members:
                 worker.is_out, worker.stage, worker.end_by = True, Stage.GOING, now + 2 * LEFT_SECONDS
                 self._worlds.left(worker, now)
                 self._end.done(code, now)
-            case messages.Formed() | messages.FormFailed() | messages.Synced():
-                self._entered(worker, message, now)
-            case messages.Beat(state=values):
-                if state := read_state(values):
-                    self._worlds.beat(worker, state, now)
-            case messages.Leaving(why=why):
-                if worker.stage in (Stage.BUILDING, Stage.READY, *IN_WORLD):
-                    worker.wish = why or "it was requested to leave"
-
-    def _entered(
-        self, worker: Worker, message: messages.Formed | messages.FormFailed | messages.Synced, now: float
-    ) -> None:
-        """Take note of how a worker enters its newest world."""
-        match message:
             case messages.Formed():
                 self._worlds.formed(worker, now)
-            case messages.FormFailed(reason=reason):
-                if worker.generation == self.generation and worker.stage is Stage.ENTERING:
-                    self._worlds.break_up(f"{worker} could not enter the world: {reason}", now)
+            case messages.FormFailed(reason=reason) if is_entering:
+                self._worlds.break_up(f"{worker} could not enter the world: {reason}", now)
             case messages.Synced(place=place, run_dir=run_dir):
                 self._worlds.synced(worker, place, run_dir, now)
+            case messages.Beat(state=values) if state := read_state(values):
+                self._worlds.beat(worker, state, now)
+            case messages.Leaving(why=why) if worker.stage in (Stage.BUILDING, Stage.READY, *IN_WORLD):
+                worker.wish = why or "it was requested to leave"
 
     def _ready(self, worker: Worker, message: messages.Ready, now: float) -> None:
         if worker.stage not in (Stage.BUILDING, Stage.READY, *IN_WORLD):
@@ -185,17 +156,12 @@ class Members:
             if not self._end.completed(worker, now) and self.state in UP:
                 self._worlds.break_up(f"{worker} lost its connection to the others", now)
         elif self._regrouping.digest and message.digest != self._regrouping.digest:
-            self._refuse(worker, now)
-
-    def _refuse(self, worker: Worker, now: float) -> None:
-        """Refuse a joiner that differs; the others are not notified."""
-        worker.stage, worker.end_by = Stage.GOING, now + LEFT_SECONDS
-        members = sorted(self._worlds.members or self._roster.at(Stage.READY), key=lambda one: one.rank)
-        error = difference_of([*members[:1], worker])
-        worker.reason, worker.failed_in = f"was refused: {error.problem}", worker.generation
-        self._actions.append(
-            records.Send(worker.name, messages.Refuse(problem=error.problem, remedy=error.remedy))
-        )
+            # a joiner that differs is refused, and the others are not notified
+            worker.stage, worker.end_by = Stage.GOING, now + LEFT_SECONDS
+            members = sorted(self._worlds.members or self._roster.at(Stage.READY), key=lambda one: one.rank)
+            error = difference_of([*members[:1], worker])
+            worker.reason, worker.failed_in = f"was refused: {error.problem}", worker.generation
+            self._roster.send(worker, messages.Refuse(problem=error.problem, remedy=error.remedy))
 
     def _left(self, worker: Worker, now: float) -> None:
         was_member = worker.stage in IN_WORLD
@@ -213,16 +179,13 @@ class Members:
         if worker.stage in (Stage.LOST, Stage.GOING):
             return
         worker.failure, worker.reason = message, f"failed: {message.problem}"
-        speak = messages.End(
-            problem=message.problem, remedy=message.remedy, exit_code=message.exit_code, speaks=True
-        )
-        self._actions.append(records.Send(worker.name, speak))
+        problem, remedy, code = message.problem, message.remedy, message.exit_code
+        speak = messages.End(problem=problem, remedy=remedy, exit_code=code, speaks=True)
+        self._roster.send(worker, speak)
         is_of_all = worker.generation > 0 or not self._worlds.has_begun
         if message.blame == "code" and is_of_all:
             worker.stage, worker.end_by = Stage.GOING, now + _ENDS_SECONDS
-            self._end.finish(
-                message.exit_code, reported=message.problem, remedy=message.remedy, grace_seconds=SAVE_SECONDS
-            )
+            self._end.finish(code, reported=problem, remedy=remedy, grace_seconds=SAVE_SECONDS)
         else:
             self._lose(worker, worker.reason, now, kill_after=_ENDS_SECONDS)
 
@@ -232,7 +195,7 @@ class Members:
             self._lose(worker, reason, now)
         elif worker.stage is Stage.GOING:
             self._roster.lose(worker, reason, now)
-            self._actions.append(records.Kill(worker.name))
+            self._roster.kill(worker)
 
     def _lose(self, worker: Worker, reason: str, now: float, kill_after: float = 0.0) -> None:
         """Let the job continue without a worker that failed, and end its process."""
@@ -242,7 +205,7 @@ class Members:
         if kill_after:
             worker.end_by = now + kill_after
         else:
-            self._actions.append(records.Kill(worker.name))
+            self._roster.kill(worker)
         if was_member:
             self._worlds.left(worker, now)
             if not self._end.is_complete:
@@ -254,25 +217,21 @@ class Members:
         for worker, reason in [*self._worlds.judge(now), *self._regrouping.late(now)]:
             if worker.stage in ALIVE:
                 self._lose(worker, reason, now)
-        self._end_late(now)
+        for worker in self._roster.at(Stage.LOST, Stage.GOING):
+            if worker.end_by <= now:
+                if worker.stage is Stage.GOING:
+                    self._roster.lose(worker, "did not end in time", now)
+                worker.end_by = float("inf")
+                self._roster.kill(worker)
         self._count_failures(now)
         self._roster.clean(now)
-        if self._staffing.is_hopeless() and not self._worlds.has_begun and not self._roster.at(Stage.READY):
+        begun = self._worlds.has_begun
+        if self._staffing.is_hopeless and not begun and not self._roster.at(Stage.READY):
             self._end.finish_hopeless()
         if self.state is not State.ENDED:
             self._regrouping.advance(now)
         if not self._end.is_ending:
-            begun = self._worlds.has_begun
             self._staffing.hire(self._limits.most if begun else self._limits.wanted, now)
-
-    def _end_late(self, now: float) -> None:
-        for worker in self._roster.at(Stage.LOST, Stage.GOING):
-            if worker.end_by > now:
-                continue
-            if worker.stage is Stage.GOING:
-                self._roster.lose(worker, "did not end in time", now)
-            worker.end_by = float("inf")
-            self._actions.append(records.Kill(worker.name))
 
     def _count_failures(self, now: float) -> None:
         """Take note of failures, once their reason is known or will not be."""
