@@ -42,14 +42,14 @@ class _Known:
     look_at: float = float("inf")  # when to look for it on its host, once it was killed
 
     @property
-    def is_there(self) -> bool:
-        """Whether it may still be there."""
-        return self.link is not None or self.is_running
+    def running(self) -> "WorkerProcess | None":
+        """The process that started it here, while that runs."""
+        return None if self.has_exited else self.process
 
     @property
-    def is_running(self) -> bool:
-        """Whether the process that started it here runs."""
-        return self.process is not None and not self.has_exited
+    def is_there(self) -> bool:
+        """Whether it may still be there."""
+        return self.link is not None or self.running is not None
 
 
 class Driver:
@@ -74,6 +74,7 @@ class Driver:
         self._store: WorldStore | None = None
         self._finish: records.Finish | None = None
         self._state_file, self._state = environ.get(STATE_VARIABLE, ""), ""
+        self._next_beat = time.monotonic()
 
     def signal(self, number: int) -> None:
         """Let all workers save and stop; the second time, end them. A signal handler may call it."""
@@ -93,36 +94,32 @@ class Driver:
     # the loop
 
     def _run(self) -> None:
-        next_beat = turned = time.monotonic()
+        turned = time.monotonic()
         while self._finish is None:
-            self._discover()
+            if (hosts := tuple(self._cluster.hosts())) != self._hosts:
+                self._hosts = hosts
+                self._take(records.Discovered(hosts))
             received = self._links.wait(0.0 if self._events else _TURN_SECONDS)
             now = time.monotonic()
             if now - turned > _STOPPED_SECONDS:
                 self._take(records.Woke(now - turned))
             turned = now
-            if now >= next_beat:
-                next_beat = now + BEAT_SECONDS
-                self._beat()
+            self._beat(now)
             self._receive(received)
             while self._events and self._finish is None:
                 self._take(self._events.popleft())
             self._take(records.Tick())
             self._look_far(now)
-            if self._state_file:
-                self._write_state(self._members.state, self._members.snapshot())
+            self._write_state(self._members.state, self._members.snapshot())
 
     def _take(self, event: records.Event) -> None:
         for action in self._members.take(event, time.monotonic()):
             self._act(action)
 
-    def _discover(self) -> None:
-        hosts = tuple(self._cluster.hosts())
-        if hosts != self._hosts:
-            self._hosts = hosts
-            self._take(records.Discovered(hosts))
-
-    def _beat(self) -> None:
+    def _beat(self, now: float) -> None:
+        if now < self._next_beat:
+            return
+        self._next_beat = now + BEAT_SECONDS
         for name, one in self._workers.items():
             if one.link is not None and self._members.hears(name):
                 one.link.send(messages.DriverBeat(), may_drop=True)
@@ -130,14 +127,14 @@ class Driver:
     def _receive(self, received: Sequence[tuple[Link, bytes]]) -> None:
         for link, line in received:
             message = messages.from_worker(line)
-            if message is None:
+            if message is None or (link.worker and isinstance(message, messages.Hello)):
                 continue
-            if not link.worker:
-                self._arrive(link, message) if isinstance(message, messages.Hello) else self._links.close(
-                    link
-                )
-            elif not isinstance(message, messages.Hello):
+            if link.worker:
                 self._take(records.Heard(link.worker, message))
+            elif isinstance(message, messages.Hello):
+                self._arrive(link, message)
+            else:
+                self._links.close(link)
         for link in self._links.closed():
             if link.worker:
                 self._workers[link.worker].link = None
@@ -146,18 +143,17 @@ class Driver:
     def _arrive(self, link: Link, hello: messages.Hello) -> None:
         """Let a worker in, if it is one that was started."""
         name = link.claimed
+        if self._finish is None and self._members.admits(name):
+            link.worker = name
+            self._workers[name].link, self._workers[name].hello = link, hello
+            self._take(records.Arrived(name, hello))
+            return
         if self._finish is not None:  # another worker says what ended the job, or this process does
             link.send(messages.End(problem=self._finish.problem, exit_code=self._finish.exit_code))
-            self._links.close(link)
-            return
-        if not self._members.admits(name):
+        else:
             problem = f"the job expects no worker of the name {name!r}: it was given up, or is there already"
             link.send(messages.Refuse(problem=problem))
-            self._links.close(link)
-            return
-        link.worker = name
-        self._workers[name].link, self._workers[name].hello = link, hello
-        self._take(records.Arrived(name, hello))
+        self._links.close(link)
 
     # actions
 
@@ -170,9 +166,8 @@ class Driver:
             case records.Kill(worker):
                 self._kill(self._workers[worker])
             case records.Forward(worker, number):
-                one = self._workers[worker]
-                if one.process is not None and not one.has_exited:
-                    one.process.signal(number)
+                if process := self._workers[worker].running:
+                    process.signal(number)
             case records.OpenWorld(worlds):
                 self._open(worlds)
             case records.CloseStore():
@@ -224,8 +219,8 @@ class Driver:
 
     def _kill(self, worker: _Known) -> None:
         """Kill a worker: through its launcher, by the other workers of its host, and then from afar."""
-        if worker.process is not None and worker.is_running:
-            worker.process.kill()
+        if process := worker.running:
+            process.kill()
         hello = worker.hello
         if hello is None or not worker.is_there:
             return
@@ -240,28 +235,22 @@ class Driver:
         """Kill workers that do not end from afar: their launcher's process here is not the worker."""
         for worker in [one for one in self._workers.values() if now >= one.look_at]:
             worker.look_at = float("inf")
-            if worker.is_there:
-                self._kill_far(worker)
+            if worker.is_there and (hello := worker.hello) is not None:
+                self._cluster.kill_far(worker.slot.host, hello.pid, hello.process_seconds)
 
     def _left(self) -> list[_Known]:
         """Return the workers that may still be there."""
         return [one for one in self._workers.values() if one.is_there]
-
-    def _kill_far(self, worker: _Known) -> None:
-        if (hello := worker.hello) is not None:
-            self._cluster.kill_far(worker.slot.host, hello.pid, hello.process_seconds)
 
     def _await_ends(self, seconds: float) -> None:
         """Wait until all workers have ended by themselves; a second signal ends the wait.
 
         They still get beats: without these they would not end a checkpoint that they write.
         """
-        until, next_beat = time.monotonic() + seconds, time.monotonic()
+        until = time.monotonic() + seconds
         while self._left() and (now := time.monotonic()) < until:
-            if now >= next_beat:
-                next_beat = now + BEAT_SECONDS
-                self._beat()
-            self._receive(self._links.wait(min(_TURN_SECONDS, max(0.0, until - time.monotonic()))))
+            self._beat(now)
+            self._receive(self._links.wait(_TURN_SECONDS))
             if any(isinstance(event, records.Signalled) for event in list(self._events)):
                 return
             self._events.clear()
@@ -271,23 +260,18 @@ class Driver:
         for worker in self._left():
             self._kill(worker)
         until = time.monotonic() + _KILLED_SECONDS
-        is_looked_for = False
         while self._left() and (now := time.monotonic()) < until:
             self._receive(self._links.wait(_TURN_SECONDS))
-            if not is_looked_for and until - now < _KILLED_SECONDS - _FAR_SECONDS:
-                is_looked_for = True
-                for worker in self._left():
-                    self._kill_far(worker)
+            self._look_far(now)
         self._close_store()
         self._links.close_all()
-        if self._state_file:
-            self._write_state(State.ENDED, [])
+        self._write_state(State.ENDED, [])
 
     def _write_state(self, state: State, members: Sequence[Mapping[str, Any]]) -> None:
         """Replace the state file as a whole if something has changed. If it cannot, that disturbs nobody."""
         generation = self._members.generation
         text = json.dumps({"state": state.value, "generation": generation, "members": members})
-        if text != self._state:
+        if self._state_file and text != self._state:
             self._state, path = text, Path(self._state_file)
             new = path.with_name(f".{path.name}.new")
             with suppress(OSError):

@@ -29,7 +29,9 @@ def run_host_job(args: Any) -> None:
     except UsageError as error:
         raise ValueError(str(error).replace("\n", "\n  ")) from None
     except DiscoveryError as error:
-        say(f"{error}\nTo check it: {_doctor_command(args)}")
+        words = ["python", "-m", "hvdtrain", "doctor", "--host-discovery-script", args.host_discovery_script]
+        words += ["--slots-per-host", str(args.slots)] if args.slots else []
+        say(f"{error}\nTo check it: {shlex.join(words)}")
         code = error.exit_code
     if code:
         sys.exit(code)
@@ -117,8 +119,3 @@ def _hosts(args: Any) -> tuple[Callable[[], Sequence[HostSlots]], Callable[[], N
     except DiscoveryError as error:
         raise UsageError(f"-H {args.hosts}: {error.problem}", "Write host1:2,host2:2.") from None
     return lambda: hosts, lambda: None
-
-
-def _doctor_command(args: Any) -> str:
-    words = ["python", "-m", "hvdtrain", "doctor", "--host-discovery-script", args.host_discovery_script]
-    return shlex.join([*words, *(["--slots-per-host", str(args.slots)] if args.slots else [])])

@@ -82,10 +82,13 @@ def make_limits(
         )
     if reset_limit is not None and reset_limit < 0:
         raise UsageError(f"--reset-limit {reset_limit}: a number, 0 or more, is expected")
+    elastic_option = "--elastic-timeout"
     if elastic_timeout is None:
-        elastic_option, elastic_timeout = _ELASTIC_TIMEOUT_VARIABLE, _elastic_timeout(environ)
-    else:
-        elastic_option = "--elastic-timeout"
+        elastic_option, text = _ELASTIC_TIMEOUT_VARIABLE, environ.get(_ELASTIC_TIMEOUT_VARIABLE, "")
+        try:
+            elastic_timeout = float(text or Limits.elastic_timeout)
+        except ValueError:
+            raise UsageError(f"{elastic_option}={text}: a number of seconds is expected") from None
     start_timeout = start_limit(environ) if start_timeout is None else start_timeout
     for option, seconds in (("--start-timeout", start_timeout), (elastic_option, elastic_timeout)):
         if not 0 < seconds < float("inf"):
@@ -114,14 +117,6 @@ def _check_workers(wanted: int, least: int, most: int) -> None:
             f"--max-np {most} is smaller than -np {wanted}, with which the job starts",
             f"Give --max-np {wanted} or more.",
         )
-
-
-def _elastic_timeout(environ: Mapping[str, str]) -> float:
-    text = environ.get(_ELASTIC_TIMEOUT_VARIABLE, "")
-    try:
-        return float(text) if text else Limits.elastic_timeout
-    except ValueError:
-        raise UsageError(f"{_ELASTIC_TIMEOUT_VARIABLE}={text}: a number of seconds is expected") from None
 
 
 # for the workers to end by themselves when the job is over: rank 0 may wait for what it sends to trackers

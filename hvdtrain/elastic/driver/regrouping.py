@@ -152,11 +152,10 @@ class Regrouping:
         others = [one for one in staying if one not in joiners]
         if not joiners or not others or len(others) < self._limits.least:
             return staying
+        unentered, why = self._worlds.unentered, self._worlds.why_broken
         for one in joiners:
-            one.wish = f"{self._worlds.unentered} worlds with it could not be entered"
-            self._roster.do(
-                Say(f"{one} is left out: {one.wants_out}; the last time {self._worlds.why_broken}")
-            )
+            one.wish = f"{unentered} worlds with it could not be entered"
+            self._roster.do(Say(f"{one} is left out: {one.wants_out}; the last time {why}"))
         return others
 
     def _awaits_heirs(self, leaving: list[Worker]) -> bool:

@@ -17,14 +17,7 @@ pytest.importorskip("horovod.runner.gloo_run", reason="Horovod is not installed"
 from horovod.runner.common.util import safe_shell_exec
 
 from hvdtrain.elastic.driver import clusters
-from hvdtrain.elastic.driver.clusters import (
-    HostCluster,
-    StartOptions,
-    WorkerProcess,
-    job_environment,
-    kill_process,
-    start_worker,
-)
+from hvdtrain.elastic.driver.clusters import HostCluster, StartOptions
 from hvdtrain.elastic.driver.records import Slot
 from hvdtrain.errors import UsageError
 from hvdtrain.host.hostfile import HostSlots
@@ -33,14 +26,18 @@ HERE = Slot("localhost", 1)
 SECONDS = 120
 
 
+def cluster(*hosts, start=None, **options):
+    return HostCluster(
+        start or StartOptions([]), "secret key", lambda: [HostSlots(host, 1) for host in hosts], **options
+    )
+
+
 def start(code, slot=HERE, worker="w7", **options):
     """Start a worker that runs Python code; return it and a queue of its exit code."""
-    ends, process = queue.Queue(), WorkerProcess()
-    environ = job_environment(dict(os.environ), "secret key", [("127.0.0.1", 99)])
-    start_worker(
-        StartOptions([sys.executable, "-c", code], environ, **options), worker, slot, ends.put, process
-    )
-    return process, ends
+    ends = queue.Queue()
+    one = cluster("localhost", start=StartOptions([sys.executable, "-c", code], dict(os.environ), **options))
+    one.addresses = [("127.0.0.1", 99)]
+    return one.start(worker, slot, ends.put), ends
 
 
 def wait_for(path):
@@ -105,7 +102,7 @@ def test_a_stopped_worker_is_killed_and_nobody_else(tmp_path, monkeypatch):
     assert one_ends.get(timeout=SECONDS) == -9
     assert time.monotonic() - since < 60
     assert psutil.pid_exists(other)
-    kill_process(StartOptions([]), "localhost", other, psutil.Process(other).create_time())
+    cluster("localhost").kill_far("localhost", other, psutil.Process(other).create_time())
     assert other_ends.get(timeout=SECONDS) == -9
 
 
@@ -148,11 +145,11 @@ def test_a_process_of_another_host_is_killed_over_ssh_if_it_is_the_same(ssh, tmp
     _, ends = start(waits(tmp_path / "pid"))
     pid = int(wait_for(tmp_path / "pid"))
     began = psutil.Process(pid).create_time()
-    kill_process(StartOptions([]), "h9", pid, began - 60)
+    cluster("localhost").kill_far("h9", pid, began - 60)
     for thread in [one for one in threading.enumerate() if one.name == f"end of process {pid}"]:
         thread.join()
     assert psutil.pid_exists(pid)
-    kill_process(StartOptions([]), "h9", pid, began)
+    cluster("localhost").kill_far("h9", pid, began)
     assert ends.get(timeout=SECONDS) == -9
 
 
@@ -161,11 +158,6 @@ def test_the_connection_to_a_lost_host_is_ended(ssh, tmp_path, monkeypatch):
     wait_for(tmp_path / "pid")
     process.kill()  # the fake ssh has become the worker, as far as its launcher sees
     assert ends.get(timeout=SECONDS) < 0
-
-
-def cluster(*hosts, **options):
-    found = [HostSlots(host, 1) for host in hosts]
-    return HostCluster(StartOptions(["true"]), "k" * 64, lambda: found, **options)
 
 
 @pytest.fixture
