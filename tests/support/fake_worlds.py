@@ -158,6 +158,7 @@ class FakeMembership:
 
     def __init__(self, driver: FakeDriver, name: str, is_joining: bool = False) -> None:
         self.driver, self.worker, self.is_joining = driver, name, is_joining
+        self.orders = driver
         self.least, self.most, self.world = 1, driver.most, None
         self.exchange: _Exchange | None = None
         self.said: list[Any] = []
@@ -180,15 +181,6 @@ class FakeMembership:
     def synced(self, place, run_dir):
         self.said.append(("synced", place))
         self.driver.is_trained, self.driver.run_dir = True, run_dir
-
-    def change_wanted(self):
-        return self.driver.wants_change
-
-    def stop_wanted(self):
-        return self.driver.stop
-
-    def why_stop(self):
-        return self.driver.why_stop
 
     def leave(self, why):
         self.driver.leave(self.worker)

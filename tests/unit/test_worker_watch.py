@@ -57,7 +57,7 @@ class TimesOut:
 
 @pytest.fixture
 def watching(monkeypatch):
-    monkeypatch.setattr(worker_watch, "BEAT_SECONDS", 0.05)
+    monkeypatch.setattr(worker_watch.liveness, "BEAT_SECONDS", 0.05)
     monkeypatch.setattr(worker_watch, "_SPEAKS_ALONE_SECONDS", 0.2)
     monkeypatch.setattr(worker_watch, "_KILL_AFTER_SECONDS", 0.1)
     watches = []

@@ -3,12 +3,11 @@
 import os
 import time
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
-from contextlib import suppress
 from typing import Any
 
 from hvdtrain import errors
 from hvdtrain.elastic import messages
-from hvdtrain.elastic.member.orders import Orders, digest_of, failure_of, hello, sendable, value_texts
+from hvdtrain.elastic.member.orders import Orders, failure_of, hello, sendable, value_texts
 from hvdtrain.elastic.member.thread import (
     CONNECT_SECONDS,
     REGAINED_SECONDS,
@@ -20,6 +19,7 @@ from hvdtrain.elastic.member.thread import (
 from hvdtrain.elastic.watch.liveness import Told
 from hvdtrain.host.hostfile import address_towards, interfaces, own_addresses
 from hvdtrain.workers.activity import ACTIVITY
+from hvdtrain.workers.agreement import digest_of
 from hvdtrain.workers.world import KEY_VARIABLE, TrainingPosition, World
 
 _LOOPBACK = "127."
@@ -72,8 +72,9 @@ class Membership:
         self._key = environ[KEY_VARIABLE]
         self._interfaces = [name for name in _INTERFACES if not environ.get(name)]
         self._sets_cycle = not environ.get(_CYCLE)
-        self._lease, self._orders = Lease(welcome.lease_seconds), Orders(_quiet(abort))
-        self._thread = MemberThread(connection, self._lease, self._orders, stall_timeout)
+        self.orders = Orders(abort)  # what the driver wants of this worker
+        self._lease = Lease(welcome.lease_seconds)
+        self._thread = MemberThread(connection, self._lease, self.orders, stall_timeout)
         self._thread.say_ready = self._say_ready
         self._connection, self._pid = connection, os.getpid()
         self._ready: messages.Ready | None = None
@@ -82,7 +83,7 @@ class Membership:
     @property
     def ended(self) -> errors.JobEnded | None:
         """How the driver ended the job; None if it did not."""
-        return self._orders.ended
+        return self.orders.ended
 
     @property
     def is_over(self) -> bool:
@@ -116,7 +117,7 @@ class Membership:
         """Leave the world behind, say that this worker is ready and wait for the next one."""
         self.world = None
         self._ready = None  # from begin_waiting on, the other thread may say again where this stands
-        generation = self._orders.begin_waiting()
+        generation = self.orders.begin_waiting()
         self._ready = messages.Ready(
             generation=generation,
             place=place,
@@ -127,15 +128,15 @@ class Membership:
         )
         self._thread.send(self._ready)
         with ACTIVITY.during("waiting for the other workers"):
-            world = self._orders.wait()
+            world = self.orders.wait()
         self._thread.is_leader = world.rank == 0
         self.world = world
         return world
 
     def enter(self, world: World) -> None:
         """Set the environment with which Horovod enters a world."""
-        if self._orders.broken:
-            raise errors.PeerLostError(self._orders.broken, names_worker=True)
+        if self.orders.broken:
+            raise errors.PeerLostError(self.orders.broken, names_worker=True)
         self._environ.update(world.environment(self._key))
         if self._interfaces:
             interface = interface_for(world)
@@ -145,27 +146,15 @@ class Membership:
 
     def formed(self) -> None:
         """Say that Horovod is up in the world."""
-        self._thread.send(messages.Formed(generation=self._orders.generation))
+        self._thread.send(messages.Formed(generation=self.orders.generation))
 
     def form_failed(self, reason: str) -> None:
         """Say that Horovod did not come up in the world."""
-        self._thread.send(messages.FormFailed(generation=self._orders.generation, reason=sendable(reason)))
+        self._thread.send(messages.FormFailed(generation=self.orders.generation, reason=sendable(reason)))
 
     def synced(self, place: TrainingPosition, run_dir: str) -> None:
         """Say that this worker has the whole state of the world, which is written to a run directory."""
-        self._thread.send(messages.Synced(generation=self._orders.generation, place=place, run_dir=run_dir))
-
-    def change_wanted(self) -> bool:
-        """Return whether all workers are to leave the world at the next step."""
-        return self._orders.wants_change
-
-    def stop_wanted(self) -> int:
-        """Return the signal for which all workers are to save and stop; 0 if they are not."""
-        return self._orders.stop
-
-    def why_stop(self) -> str:
-        """Return why all workers are to save and stop, as text; empty if they are not."""
-        return self._orders.why_stop
+        self._thread.send(messages.Synced(generation=self.orders.generation, place=place, run_dir=run_dir))
 
     def leave(self, why: str) -> None:
         """Ask to leave the job at the next step boundary. A signal's handler may call it."""
@@ -185,11 +174,11 @@ class Membership:
         """Say that this worker ends because of an error, and wait for who reports it."""
         if self.is_over or isinstance(error, errors.JobEnded | errors.RefusedError):
             return
-        self._orders.is_ending = self._thread.is_over = True
+        self.orders.is_ending = self._thread.is_over = True
         if self.ended is None:
             failure = failure_of(error)
             self._thread.send_last(failure, _LAST_SECONDS)
-            self._orders.wait_for_end(_ANSWER_SECONDS if failure.blame != "peer" else 0.0)
+            self.orders.wait_for_end(_ANSWER_SECONDS if failure.blame != "peer" else 0.0)
 
     def done(self, exit_code: int) -> None:
         """Say that training is complete, or stopped with its state saved."""
@@ -198,16 +187,12 @@ class Membership:
 
     def explain(self) -> Told | None:
         """Return why a collective failed, as far as the driver said it."""
-        why = self._orders.explain()
+        why = self.orders.explain()
         return Told(why) if why else None
-
-    def is_of_this_process(self) -> bool:
-        """Whether this process connected to the driver, and was not forked from one that did."""
-        return self._pid == os.getpid()
 
     def _say_ready(self) -> None:
         if self._ready is not None:
-            self._ready = self._ready.model_copy(update={"generation": self._orders.generation})
+            self._ready = self._ready.model_copy(update={"generation": self.orders.generation})
             self._thread.send(self._ready)
 
 
@@ -240,15 +225,25 @@ def connect(
 
 def current() -> Membership | None:
     """Return the membership of this process; None if it is in no elastic job, or not connected."""
-    return next((client for client in _current if client.is_of_this_process()), None)
+    # of a process that was forked it is another one's
+    return next((client for client in _current if client._pid == os.getpid()), None)
 
 
 def tell_driver(error: BaseException) -> BaseException:
     """Tell the driver of this worker's elastic job how the worker ends."""
-    client = current() or _connect_to_tell(error)
-    if isinstance(client, errors.JobEnded):
-        return client
-    if client is None or isinstance(error, errors.JobEnded | errors.RefusedError):
+    if isinstance(error, errors.JobEnded | errors.RefusedError):
+        return error
+    client = current()
+    if client is None and isinstance(error, Exception):
+        # joined only to report about an error before it: the job ends once, with this message, if all have it
+        seconds = _TELL_SECONDS
+        try:
+            client = connect(os.environ, stall_timeout=seconds, abort=lambda why: None, seconds=seconds)
+        except errors.JobEnded as ended:
+            return ended  # another worker was faster, and has reported it
+        except Exception:
+            return error
+    if client is None:
         return error
     if isinstance(error, errors.Removed):
         client.left()
@@ -259,23 +254,6 @@ def tell_driver(error: BaseException) -> BaseException:
         if client.ended is not None and not client.ended.speaks:
             return client.ended
     return error
-
-
-def _connect_to_tell(error: BaseException) -> Membership | errors.JobEnded | None:
-    """Join the job only to report about an error before it: it ends once, with this message, if all have it.
-
-    If another worker was faster, the job has ended, which is returned: that worker has reported it.
-    """
-    if isinstance(error, Exception) and not isinstance(error, errors.JobEnded | errors.RefusedError):
-        try:
-            return connect(
-                os.environ, stall_timeout=_TELL_SECONDS, abort=lambda why: None, seconds=_TELL_SECONDS
-            )
-        except errors.JobEnded as ended:
-            return ended
-        except Exception:
-            return None
-    return None
 
 
 def _welcome(connection: DriverConnection) -> tuple[messages.Welcome, Sequence[messages.FromDriver]]:
@@ -295,11 +273,3 @@ def _welcome(connection: DriverConnection) -> tuple[messages.Welcome, Sequence[m
         time.sleep(0.01)
     how = "ended the connection" if connection.is_closed else f"was silent for {_WELCOME_SECONDS:.0f} s"
     raise errors.EnvironmentFault(f"the driver of this elastic job {how}", "Its own output says more.")
-
-
-def _quiet(abort: Callable[[str], None]) -> Callable[[str], None]:
-    def call(why: str) -> None:
-        with suppress(Exception):  # the thread that calls it must continue
-            abort(why)
-
-    return call

@@ -5,7 +5,8 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Mapping
-from hashlib import blake2b, sha256
+from contextlib import suppress
+from hashlib import sha256
 from typing import Any, Literal
 
 import psutil
@@ -44,12 +45,6 @@ def hello(environ: Mapping[str, str]) -> messages.Hello:
 def value_texts(values: Mapping[str, Any]) -> dict[str, str]:
     """Return values as texts, by name; a long one is cut and has a digest of the whole at its end."""
     return {_cut(name): _cut(repr(value)) for name, value in sorted(values.items())}
-
-
-def digest_of(values: Mapping[str, Any]) -> str:
-    """Return a digest that is equal if the values are."""
-    texts = sorted((name, repr(value)) for name, value in values.items())
-    return blake2b(repr(texts).encode(errors="backslashreplace"), digest_size=16).hexdigest()
 
 
 def failure_of(error: BaseException) -> messages.Failed:
@@ -161,7 +156,8 @@ class Orders:
         """Abort again if the world is broken: a start of Horovod may have begun after the first time."""
         with self._news:
             if self.broken and not self.is_waiting:
-                self._abort(self.broken)
+                with suppress(Exception):  # the thread that calls it must continue
+                    self._abort(self.broken)
 
     # called by the training thread
 
@@ -185,12 +181,10 @@ class Orders:
         finally:
             self.is_waiting = False
 
-    def wait_for_end(self, seconds: float) -> errors.JobEnded | None:
-        """Return how the driver ends the job, if it does in time."""
+    def wait_for_end(self, seconds: float) -> None:
+        """Wait until the driver ends the job, or the time is over."""
         with self._news:
-            self.is_ending = True
             self._news.wait_for(lambda: self.ended is not None, seconds)
-            return self.ended
 
     def explain(self) -> str:
         """Return why the world is broken; empty if that does not arrive in a moment."""
@@ -206,7 +200,7 @@ class Orders:
     def _give_up(self, why: str) -> bool:
         if not self.is_waiting:
             self.broken = why or "a worker was lost"
-            self._abort(self.broken)
+            self.repeat_abort()
             return False
         dropped, self._next = self._next, None
         return dropped is not None

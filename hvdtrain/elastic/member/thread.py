@@ -121,7 +121,9 @@ class DriverConnection(LineConnection):
 def open_connection(environ: Mapping[str, str], seconds: float = CONNECT_SECONDS) -> socket.socket:
     """Connect to the driver at the first of its addresses that answers as the job's driver."""
     text, key = environ.get(ELASTIC_VARIABLE, ""), environ.get(KEY_VARIABLE, "")
-    addresses = _addresses(text)
+    # host and port of each, as in "10.0.0.1:4000,10.1.0.1:4000"
+    parts = [part.strip().rpartition(":") for part in text.split(",")]
+    addresses = [(host, int(port)) for host, _, port in parts if host and port.isdecimal()]
     if not addresses or not key:
         found = f"{ELASTIC_VARIABLE}={text!r}" if not addresses else f"{KEY_VARIABLE} is not set"
         raise EnvironmentFault(
@@ -136,12 +138,6 @@ def open_connection(environ: Mapping[str, str], seconds: float = CONNECT_SECONDS
             "Hosts of a job must reach the host of the launcher on all ports; its --network-interfaces "
             "option chooses the network.",
         ) from None
-
-
-def _addresses(text: str) -> list[tuple[str, int]]:
-    """Return the addresses of the driver: host and port, as in "10.0.0.1:4000,10.1.0.1:4000"."""
-    parts = [part.strip().rpartition(":") for part in text.split(",")]
-    return [(host, int(port)) for host, _, port in parts if host and port.isdecimal()]
 
 
 # The training thread ends the process in order if it can: so long it has to notice that the job has ended,
@@ -251,17 +247,13 @@ class MemberThread:
             name, *numbers, user_code = state_of(ACTIVITY)
             self._connection.queue(messages.Beat(state=[sendable(name), *numbers, sendable(user_code)]))
         self._orders.repeat_abort()
-        self._check_lease()
+        if self._lease.is_lost and not self.is_over and not self._lease.may_be_regained:
+            silent = f"the launcher has not answered for {self._lease.silent_seconds:.0f} s"
+            self._orders.give_up(silent)
+            if 0 < self._stall_timeout <= self._lease.silent_seconds:
+                self._orders.end(JobEnded(f"{silent}: stopped or starved, or cut off", _REMEDY, speaks=True))
         if self._orders.ended is not None and not self.is_over:
             self._end_in_time(self._orders.ended)
-
-    def _check_lease(self) -> None:
-        if self.is_over or not self._lease.is_lost or self._lease.may_be_regained:
-            return
-        silent = f"the launcher has not answered for {self._lease.silent_seconds:.0f} s"
-        self._orders.give_up(silent)
-        if 0 < self._stall_timeout <= self._lease.silent_seconds:
-            self._orders.end(JobEnded(f"{silent}: stopped or starved, or cut off", _REMEDY, speaks=True))
 
     def _end_in_time(self, error: JobEnded) -> None:
         """End the process if the training thread does not do so in time."""

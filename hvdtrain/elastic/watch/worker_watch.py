@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Collection, Mapping
 from contextlib import suppress
-from types import TracebackType
+from dataclasses import astuple
 
 import psutil
 
@@ -40,11 +40,8 @@ def watch_workers(
     if workers.size == 1:
         return WorkerWatch(liveness.Member(0, workers.host), [], {}, limits=limits, on_event=on_event), ""
     members = liveness.gather_members(workers)
-    stall_timeout, silence, shows_stacks = workers.broadcast_object(
-        [limits.stall_timeout, limits.silence_seconds, limits.shows_stacks]
-    )
-    limits = liveness.WatchLimits(stall_timeout, silence, shows_stacks)
-    connections, unwatched = liveness.connect_workers(workers, members, silence)
+    limits = liveness.WatchLimits(*workers.broadcast_object(astuple(limits)))
+    connections, unwatched = liveness.connect_workers(workers, members, limits.silence_seconds)
     watch = WorkerWatch(
         members[workers.rank],
         members,
@@ -53,11 +50,16 @@ def watch_workers(
         on_event=on_event,
         collectives_fail=workers.controller != "MPI",
     )
-    return watch, _describe_unwatched(unwatched, members[0])
+    if not unwatched:
+        return watch, ""
+    return watch, (
+        f"cannot watch {', '.join(map(str, unwatched))}: no connection to {members[0].host} other than "
+        "Horovod's own; if one of them does not answer, the job may wait for it without limit"
+    )
 
 
 class WorkerWatch:
-    """A thread that sends heartbeats, reads those of others, and judges them. Leaving it says goodbye."""
+    """A thread that sends heartbeats, reads those of others, and judges them."""
 
     def __init__(
         self,
@@ -86,14 +88,6 @@ class WorkerWatch:
         if self._peers:
             self._thread = threading.Thread(target=self._run, daemon=True, name="watch workers")
             self._thread.start()
-
-    def __enter__(self) -> "WorkerWatch":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """Say goodbye and stop watching."""
@@ -216,10 +210,11 @@ class WorkerWatch:
             self._send_all({"gone": event.problem})
             if self._collectives_fail and self._is_closing.wait(_NOTICES_SECONDS):
                 return  # the training thread has noticed, and speaks
-        if isinstance(
-            event, liveness.Silent | liveness.Stalled | liveness.Left | liveness.HostLost
-        ) and self._waits_its_turn(event):
-            return
+        if self._own.rank >= 2 and isinstance(event, liveness.Silent | liveness.Stalled | liveness.Left):
+            # rank 1 says that rank 0 is gone, and the launcher ends the others; without it another says it
+            turn_seconds = _SPEAKS_ALONE_SECONDS + min(3.0, _BETWEEN_SPEAKERS_SECONDS * (self._own.rank - 2))
+            if self._is_closing.wait(turn_seconds):
+                return
         stacks = self._ask_for_stacks(event) if isinstance(event, liveness.Stalled) else ""
         stopped = list(event.ranks) if isinstance(event, liveness.Silent) else []
         if isinstance(event, liveness.Told):
@@ -243,16 +238,6 @@ class WorkerWatch:
             for peer in self._peers:
                 peer.receive()
             self._is_closing.wait(0.05)
-
-    def _waits_its_turn(self, event: liveness.WatchEvent) -> bool:
-        """Wait until it is this worker's turn to say that rank 0 is gone; return whether it need not.
-
-        Rank 1 says it. The launcher then ends the others; if rank 1 is gone, too, another one speaks.
-        """
-        if self._own.rank < 2 or isinstance(event, liveness.HostLost):
-            return False
-        turn_seconds = _SPEAKS_ALONE_SECONDS + min(3.0, _BETWEEN_SPEAKERS_SECONDS * (self._own.rank - 2))
-        return self._is_closing.wait(turn_seconds)
 
     def _ask_for_stacks(self, event: liveness.Stalled) -> str:
         """Return the Python stacks of the workers that stalled, as far as they answer in time."""
@@ -284,13 +269,3 @@ class WorkerWatch:
                         # later, so that the launcher takes the exit code of the worker that speaks
                         words = ["sh", "-c", f"sleep {_KILL_AFTER_SECONDS}; kill -KILL {member.pid}"]
                         start_group(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-
-
-def _describe_unwatched(unwatched: list[liveness.Member], root: liveness.Member) -> str:
-    if not unwatched:
-        return ""
-    names = ", ".join(map(str, unwatched))
-    return (
-        f"cannot watch {names}: no connection to {root.host} other than Horovod's own; if one of them "
-        "does not answer, the job may wait for it without limit"
-    )

@@ -96,7 +96,7 @@ def join(driver):
 
     yield start
     for worker in joined:
-        worker.client._orders.end(JobEnded("the test is over"))
+        worker.client.orders.end(JobEnded("the test is over"))
         worker.client._thread.close()
         worker.pool.shutdown(wait=False, cancel_futures=True)
     clients._current.clear()
@@ -133,7 +133,7 @@ def test_a_request_to_stop_counts_even_with_the_welcome(driver, join):
         worker="w1", job="j", slot=0, slots_on_host=1, least=1, most=2, is_training=False, lease_seconds=9
     )
     client = join(welcome, Stop(signal=signal.SIGTERM)).client
-    assert (client.stop_wanted(), client.why_stop()) == (signal.SIGTERM, "SIGTERM came")
+    assert (client.orders.stop, client.orders.why_stop) == (signal.SIGTERM, "SIGTERM came")
 
 
 @pytest.mark.parametrize(
@@ -237,7 +237,7 @@ def test_abort_reaches_a_training_thread_in_a_collective(driver, join, monkeypat
     assert event is not None
     assert event.problem == "rank 1 on h2: killed"
     assert eventually(lambda: len(worker.aborted) > 2)  # a start of Horovod forgets an abort before it
-    assert worker.client.change_wanted()
+    assert worker.client.orders.wants_change
     with pytest.raises(PeerLostError, match="rank 1 on h2"):
         worker.client.enter(world(2))
     worker.ready()
@@ -245,7 +245,7 @@ def test_abort_reaches_a_training_thread_in_a_collective(driver, join, monkeypat
     count = len(worker.aborted)
     time.sleep(0.3)
     assert len(worker.aborted) == count
-    assert not worker.client.change_wanted()
+    assert not worker.client.orders.wants_change
 
 
 def test_a_world_that_is_given_up_before_it_is_taken_is_dropped():
@@ -263,10 +263,10 @@ def test_a_change_is_for_one_world(driver, join):
     worker.enter(driver)
     driver.say(ChangeWorld(generation=0, why="late"))
     driver.say(ChangeWorld(generation=1, why="w8 joins"))
-    assert eventually(worker.client.change_wanted)
+    assert eventually(lambda: worker.client.orders.wants_change)
     assert worker.aborted == []
     worker.enter(driver, generation=2)
-    assert not worker.client.change_wanted()
+    assert not worker.client.orders.wants_change
 
 
 def test_a_worker_leaves_when_the_driver_agrees(driver, join):
@@ -276,7 +276,7 @@ def test_a_worker_leaves_when_the_driver_agrees(driver, join):
     worker.client.leave("SIGUSR2 came")
     assert driver.expect(Leaving).why == "SIGTERM came"
     driver.say(ChangeWorld(generation=1, why="rank 0 leaves"))
-    assert eventually(worker.client.change_wanted)
+    assert eventually(lambda: worker.client.orders.wants_change)
     entered = worker.ready()
     driver.expect(Ready)
     driver.say(Leave(why="it asked for it"))
