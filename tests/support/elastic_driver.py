@@ -3,6 +3,7 @@
 import contextlib
 import socket
 import time
+from collections.abc import Callable
 from typing import TypeVar
 
 from hvdtrain.elastic.links import DriverHandshake, receive_line
@@ -13,6 +14,14 @@ T = TypeVar("T")
 
 KEY = "key of the job"
 SECONDS = 60.0
+
+
+def eventually(condition: Callable[[], object]) -> object:
+    """Wait until something holds; return what it is then."""
+    until = time.monotonic() + SECONDS
+    while not (found := condition()) and time.monotonic() < until:
+        time.sleep(0.01)
+    return found
 
 
 def accept_worker(connection: socket.socket, job_key: str, seconds: float = 30.0) -> str:

@@ -203,14 +203,12 @@ class FakeMembership:
 class ElasticWorkers(FakeWorkers):
     """The workers of a job as one thread sees them; alone before the first world."""
 
-    host, is_elastic, may_reduce = "here", True, True
-    controller = coordination = "Gloo"
-
     def __init__(self, membership: FakeMembership) -> None:
+        super().__init__(0, ["here"], None, [])
         self._membership = membership
         self._exchange: _Exchange | None = None
-        self.rank, self.size, self.local_rank, self.local_size = 0, 1, 0, 1
-        self.least, self.most = membership.least, membership.most
+        self.controller = self.coordination = "Gloo"
+        self.is_elastic, self.least, self.most = True, membership.least, membership.most
 
     def restart(self, world):
         self._exchange = self._membership.exchange

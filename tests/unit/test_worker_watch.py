@@ -8,10 +8,10 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 
 import psutil
 import pytest
+from support.elastic_driver import eventually
 
 from hvdtrain.elastic.watch import worker_watch
 from hvdtrain.elastic.watch.liveness import HostLost, Left, Member, Silent, WatchLimits, silence_seconds
@@ -92,13 +92,6 @@ def heard_by(alarm: Alarm) -> list[str]:
     """Return what the others are doing, as far as a watch has heard it."""
     states = [heard.state for heard in list(alarm.watch._liveness._heard.values())]
     return [state.name for state in states if state is not None]
-
-
-def eventually(condition: Callable[[], bool]) -> bool:
-    until = time.monotonic() + 60
-    while not condition() and time.monotonic() < until:
-        time.sleep(0.01)
-    return condition()
 
 
 def test_both_sides_tell_what_they_do(watching):

@@ -133,8 +133,10 @@ class WorkerWatch:
                 if now >= next_beat:
                     next_beat = now + liveness.BEAT_SECONDS
                     self._send_beats(now)
-                event = self._read(selector, now, was_stopped) or self._judge(now)
-                if event is not None:
+                event = self._read(selector, now)
+                if was_stopped and event is not None:
+                    event = liveness.Abandoned()
+                if event := event or self._judge(now):
                     self._report(event)
                     return
 
@@ -154,18 +156,16 @@ class WorkerWatch:
             if not peer.is_closed and (is_tenth or not is_silent):
                 peer.send(beat)
 
-    def _read(
-        self, selector: selectors.BaseSelector, now_seconds: float, was_stopped: bool
-    ) -> liveness.WatchEvent | None:
+    def _read(self, selector: selectors.BaseSelector, now_seconds: float) -> liveness.WatchEvent | None:
         """Take note of what has arrived; return what is wrong, if something is."""
         for peer in [peer for peer in self._peers if not peer.is_closed]:
             for message in peer.receive():
                 if event := self._take(peer, message, now_seconds):
-                    return liveness.Abandoned() if was_stopped and isinstance(event, liveness.Told) else event
+                    return event
             if peer.is_closed:
                 selector.unregister(peer.connection)
                 if event := self._closed(peer):
-                    return liveness.Abandoned() if was_stopped else event
+                    return event
         return None
 
     def _take(

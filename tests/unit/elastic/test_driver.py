@@ -8,23 +8,11 @@ import time
 import pytest
 from support.elastic import SLEEP, DriverJob, FakeCluster
 
-from hvdtrain.elastic import links
+from hvdtrain.elastic import links, messages
 from hvdtrain.elastic.driver import driver
 from hvdtrain.elastic.driver.driver import Driver
 from hvdtrain.elastic.driver.records import Limits
 from hvdtrain.elastic.links import prove_to_driver
-from hvdtrain.elastic.messages import (
-    Beat,
-    DriverBeat,
-    End,
-    Failed,
-    Hello,
-    Ready,
-    Refuse,
-    Welcome,
-    encode,
-    from_driver,
-)
 from hvdtrain.workers.world import TrainingPosition
 
 
@@ -38,18 +26,18 @@ class FakeWorker:
         self._file = self.connection.makefile("rb")
 
     def hello(self):
-        self.send(Hello(host="h1", machine="m", pid=0, process_seconds=1.0))
+        self.send(messages.Hello(host="h1", machine="m", pid=0, process_seconds=1.0))
         return self.receive()
 
     def send(self, message) -> None:
-        self.connection.sendall(encode(message))
+        self.connection.sendall(messages.encode(message))
 
     def receive(self, kind=object):
         while True:
             line = self._file.readline()
             if not line:
                 return None
-            message = from_driver(line)
+            message = messages.from_driver(line)
             if isinstance(message, kind):
                 return message
 
@@ -64,17 +52,19 @@ def job(tmp_path, monkeypatch):
 
 
 def is_welcome(worker) -> bool:
-    return isinstance(worker.hello(), Welcome)
+    return isinstance(worker.hello(), messages.Welcome)
 
 
 def test_a_worker_is_welcome_once(job):
     first = FakeWorker(job)
     welcome = first.hello()
     assert (welcome.worker, welcome.slot, welcome.slots_on_host, welcome.most) == ("w1", 0, 1, 1)
-    assert isinstance(FakeWorker(job).hello(), Refuse)  # its name is taken
-    assert isinstance(FakeWorker(job, "w99").hello(), Refuse)
-    assert isinstance(FakeWorker(job, "").hello(), Refuse)
-    first.send(Ready(generation=0, place=TrainingPosition(), valid=False, digest="d", stall_timeout=5))
+    assert isinstance(FakeWorker(job).hello(), messages.Refuse)  # its name is taken
+    assert isinstance(FakeWorker(job, "w99").hello(), messages.Refuse)
+    assert isinstance(FakeWorker(job, "").hello(), messages.Refuse)
+    first.send(
+        messages.Ready(generation=0, place=TrainingPosition(), valid=False, digest="d", stall_timeout=5)
+    )
     job.until(lambda job: job.members()[0]["stage"] in ("entering", "ready"))
 
 
@@ -130,7 +120,7 @@ def test_a_line_without_end_and_a_flood_end_or_disturb_nobody(job):
     assert is_welcome(flooder)
     with contextlib.suppress(OSError):
         for _ in range(2000):
-            flooder.send(Beat(state=["training", 1, 1, 4, False, 0.0, ""]))
+            flooder.send(messages.Beat(state=["training", 1, 1, 4, False, 0.0, ""]))
         flooder.connection.sendall(b"x" * (1 << 26))
         while flooder.receive():
             pass
@@ -144,10 +134,10 @@ def test_a_worker_that_reads_nothing_disturbs_nobody_and_one_that_still_saves_at
     assert is_welcome(worker)
     time.sleep(0.5)  # beats are sent, and not read
     assert [one["stage"] for one in job.members()] == ["building"]
-    worker.send(Failed(blame="code", problem="the loss is NaN", exit_code=4))
-    assert worker.receive(End)
+    worker.send(messages.Failed(blame="code", problem="the loss is NaN", exit_code=4))
+    assert worker.receive(messages.End)
     for _ in range(3):
-        assert worker.receive(DriverBeat)
+        assert worker.receive(messages.DriverBeat)
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")

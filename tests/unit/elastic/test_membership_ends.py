@@ -62,8 +62,7 @@ def test_a_signal_while_workers_change_makes_the_next_world_one_that_stops_whoev
     play.take(TERM)
     play.wait(60)
     assert len(play.started) == 3  # nobody is started for the end
-    play.ready("w1")
-    play.ready("w2")
+    play.ready("w1", "w2")
     assert play.world.purpose == "stop"
     play.form()
     assert play.told("w1", Stop)
