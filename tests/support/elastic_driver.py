@@ -79,8 +79,8 @@ class ScriptedDriver:
         self.close()
         self.listener.close()
 
-    def accept(self, *first: FromDriver, lease_seconds: float = 20.0) -> None:
-        """Take a worker's connection, its hello, and answer with a welcome and other messages."""
+    def accept(self, *first: FromDriver, lease_seconds: float = 20.0, is_welcome: bool = True) -> None:
+        """Take a worker's connection and hello; answer with a welcome, if it is, and other messages."""
         self.connection, _ = self.listener.accept()
         assert accept_worker(self.connection, KEY) == self.environ.get("HVDTRAIN_WORKER", "")
         self.expect(Hello)
@@ -94,7 +94,7 @@ class ScriptedDriver:
             is_training=True,
             lease_seconds=lease_seconds,
         )
-        self.say(*(first if first and isinstance(first[0], Welcome) else (welcome, *first)))
+        self.say(*(is_welcome * (welcome,)), *first)
 
     def say(self, *messages: FromDriver) -> None:
         """Send messages."""

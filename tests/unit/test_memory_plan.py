@@ -16,46 +16,34 @@ SHAPES = {"model/a/kernel": (1024, 256), "model/a/bias": (256,), "model/b/kernel
 NUMBERS = 1024 * 256 + 256 + 256 * 16
 
 
-def plan(**fields):
-    config = Config(**{"framework": "torch", "optimizer": "sgd", **fields})
-    return memory_plan(SHAPES, config, micro_batch=16)
+def plan(workers=1, **fields):
+    config = Config(**{"framework": "torch", "optimizer": "adamw", **fields})
+    return memory_plan(SHAPES, config, micro_batch=16, workers=workers)
 
 
 @pytest.mark.parametrize(
     ("fields", "copies"),
     [
-        ({"momentum": 0.9}, 3),
-        ({"optimizer": "adamw"}, 4),
+        ({"optimizer": "sgd", "momentum": 0.9}, 3),
+        ({}, 4),
         ({"optimizer": "lars", "momentum": 0.9}, 3),
-        ({"optimizer": "adamw", "ema_decay": 0.99}, 5),
-        ({"optimizer": "adamw", "compression": "fp16"}, 4.5),
-        ({"optimizer": "adamw", "compression": "powersgd:4"}, 5),
+        ({"ema_decay": 0.99}, 5),
+        ({"compression": "fp16"}, 4.5),
+        ({"compression": "powersgd:4"}, 5),
+        ({"workers": 4, "shard": "optimizer"}, 2 + 2 / 4),  # sharded state counts once over all workers
+        ({"workers": 4, "shard": "gradients"}, 1 + 3 / 4),
+        ({"workers": 4, "shard": "gradients", "ema_decay": 0.9}, 1 + 4 / 4),
+        ({"workers": 4, "shard": "optimizer", "framework": "tf"}, 2 + 3 / 4),
     ],
 )
 def test_each_copy_of_the_parameters_is_counted(fields, copies):
-    assert plan(**fields).total_bytes == 4 * NUMBERS * copies
-
-
-@pytest.mark.parametrize(
-    ("fields", "copies"),
-    [
-        ({"shard": "optimizer"}, 2 + 2 / 4),
-        ({"shard": "gradients"}, 1 + 3 / 4),
-        ({"shard": "gradients", "ema_decay": 0.9}, 1 + 4 / 4),
-        ({"shard": "optimizer", "framework": "tf"}, 2 + 3 / 4),
-    ],
-)
-def test_sharded_state_counts_once_over_all_workers(fields, copies):
-    config = Config(**{"framework": "torch", "optimizer": "adamw", **fields})
-    found = memory_plan(SHAPES, config, micro_batch=16, workers=4)
-    assert found.total_bytes == pytest.approx(4 * NUMBERS * copies, rel=1e-4)
+    assert plan(**fields).total_bytes == pytest.approx(4 * NUMBERS * copies, rel=1e-4 * ("shard" in fields))
 
 
 def test_sharding_is_advised_where_it_saves():
     def advised(workers=4, **fields):
-        config = Config(**{"framework": "torch", "optimizer": "adamw", **fields})
-        found = memory_plan(SHAPES, config, micro_batch=16, workers=workers)
-        return [text.split(":")[0] for text in found.remedies if text.startswith("--shard")]
+        remedies = plan(workers, **fields).remedies
+        return [text.split(":")[0] for text in remedies if text.startswith("--shard")]
 
     assert advised() == ["--shard optimizer", "--shard gradients"]
     assert advised(shard="optimizer") == ["--shard gradients"]
@@ -69,12 +57,11 @@ def test_only_what_the_job_does_not_do_is_advised():
     text = " ".join(plan(checkpoint_activations=True, precision="bf16").remedies)
     assert "--checkpoint-activations" not in text
     assert "--precision" not in text
-    with_global = memory_plan(SHAPES, Config(framework="torch", global_batch_size=32), micro_batch=16)
-    assert not any("--batch-size" in text for text in with_global.remedies)
+    assert not any("--batch-size" in text for text in plan(global_batch_size=32).remedies)
 
 
 def test_an_error_of_memory_names_what_is_large_and_what_helps():
-    error = lack_of_memory(MemoryError("no room"), "training failed at step 3", plan(optimizer="adamw"))
+    error = lack_of_memory(MemoryError("no room"), "training failed at step 3", plan())
     assert isinstance(error, LackOfMemoryError)
     assert error.problem.startswith("training failed at step 3, out of memory: MemoryError: no room")
     assert "model/a/kernel (1.0 MiB)" in error.remedy

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import psutil
 import pytest
-from support.elastic_driver import KEY, ScriptedDriver, accept_worker, eventually, world
+from support.elastic_driver import KEY, ScriptedDriver, eventually, world
 
 from hvdtrain import errors
 from hvdtrain.elastic import messages
@@ -86,39 +86,27 @@ def _soon(monkeypatch):
         monkeypatch.setattr(module, "REGAINED_SECONDS", 0.3)
 
 
-def test_a_worker_learns_its_place_and_beats(driver, join):
-    client = join().client
+def test_a_worker_learns_its_place_and_what_came_with_the_welcome_and_beats(driver, join):
+    client = join(messages.Stop(signal=signal.SIGTERM)).client
     found = (client.worker, client.job, client.slot, client.slots_on_host, client.most, client.is_joining)
     assert found == ("w7", "j1", 1, 2, 4, True)
     assert client.world is None
     assert current() is client
     driver.expect(messages.Beat)
     assert driver.expect(messages.Beat).state[0]
-
-
-def test_a_request_to_stop_counts_even_with_the_welcome(driver, join):
-    welcome = messages.Welcome(
-        worker="w1", job="j", slot=0, slots_on_host=1, least=1, most=2, is_training=False, lease_seconds=9
-    )
-    client = join(welcome, messages.Stop(signal=signal.SIGTERM)).client
     assert (client.orders.stop, client.orders.why_stop) == (signal.SIGTERM, "SIGTERM came")
 
 
 @pytest.mark.parametrize(
     ("answer", "error"),
     [
-        (messages.Refuse(problem="no slot"), errors.RefusedError),
-        (messages.End(problem="over", exit_code=4), errors.JobEnded),
+        (messages.Refuse(problem="x"), errors.RefusedError),
+        (messages.End(problem="x", exit_code=4), errors.JobEnded),
     ],
 )
 def test_a_worker_that_is_not_welcome(driver, answer, error):
-    def accept() -> None:
-        driver.connection, _ = driver.listener.accept()
-        accept_worker(driver.connection, KEY)
-        driver.say(answer)
-
     with ThreadPoolExecutor(1) as pool:
-        pool.submit(accept)
+        pool.submit(driver.accept, answer, is_welcome=False)
         with pytest.raises(error):
             connect(dict(driver.environ), stall_timeout=1, abort=print)
     assert current() is None
@@ -204,9 +192,7 @@ def test_abort_reaches_a_training_thread_in_a_collective(driver, join, monkeypat
     assert worker.client.explain() is None
     monkeypatch.setattr(orders_module, "_EXPLAINED_SECONDS", 60)
     driver.say(messages.Abort(generation=2, why="rank 1 on h2: killed"))
-    event = worker.client.explain()
-    assert event is not None
-    assert event.problem == "rank 1 on h2: killed"
+    assert worker.client.explain().problem == "rank 1 on h2: killed"
     assert eventually(lambda: len(worker.aborted) > 2)  # a start of Horovod forgets an abort before it
     assert worker.client.orders.wants_change
     with pytest.raises(errors.PeerLostError, match="rank 1 on h2"):
@@ -227,17 +213,11 @@ def test_a_world_that_is_given_up_before_it_is_taken_is_dropped():
     assert not orders.take(messages.EnterWorld(world=world(1)))
     orders.take(messages.EnterWorld(world=world(2)))
     assert orders.wait().generation == 2
-
-
-def test_a_change_is_for_one_world(driver, join):
-    worker = join()
-    worker.enter(driver)
-    driver.say(messages.ChangeWorld(generation=0, why="late"))
-    driver.say(messages.ChangeWorld(generation=1, why="w8 joins"))
-    assert eventually(lambda: worker.client.orders.wants_change)
-    assert worker.aborted == []
-    worker.enter(driver, generation=2)
-    assert not worker.client.orders.wants_change
+    for generation, wanted in ((1, False), (2, True)):  # a change is for one world
+        orders.take(messages.ChangeWorld(generation=generation, why="w8 joins"))
+        assert orders.wants_change == wanted
+    orders.begin_waiting()
+    assert not orders.wants_change
 
 
 def test_a_worker_leaves_when_the_driver_agrees(driver, join):
@@ -248,6 +228,7 @@ def test_a_worker_leaves_when_the_driver_agrees(driver, join):
     assert driver.expect(messages.Leaving).why == "SIGTERM came"
     driver.say(messages.ChangeWorld(generation=1, why="rank 0 leaves"))
     assert eventually(lambda: worker.client.orders.wants_change)
+    assert worker.aborted == []
     entered = worker.ready()
     driver.expect(messages.Ready)
     driver.say(messages.Leave(why="it asked for it"))
@@ -255,9 +236,7 @@ def test_a_worker_leaves_when_the_driver_agrees(driver, join):
         entered.result(60)
     worker.client.left()
     driver.expect(messages.LeftWorld)
-    driver.expect(
-        messages.Beat
-    )  # a driver kills a worker that it cannot hear: the process may take a moment to end
+    driver.expect(messages.Beat)  # a driver kills a worker that it cannot hear, and its end may take a moment
     assert worker.ended == []
 
 
@@ -272,12 +251,9 @@ def test_a_worker_that_differs_is_refused(driver, join):
 
 @pytest.mark.parametrize("waits", [True, False])
 def test_the_end_reaches_a_worker_that_waits_and_one_that_hangs(driver, join, waits):
-    worker, end = (
-        join(),
-        messages.End(problem="the task failed", remedy="mend it", exit_code=4, speaks=not waits),
-    )
+    worker = join()
     entered = worker.ready() if waits else worker.enter(driver)
-    driver.say(end)
+    driver.say(messages.End(problem="the task failed", remedy="mend it", exit_code=4, speaks=not waits))
     if waits:
         error = entered.exception(60)
     else:
@@ -381,9 +357,8 @@ def test_a_process_that_was_stopped_and_excluded_ends_and_writes_nothing(driver,
         driver.accept(lease_seconds=1.0)
         driver.say(messages.DriverBeat())
         assert frozen.stdout.readline() == "joined\n"
-        assert eventually(
-            lambda: driver.say(messages.DriverBeat()) or file.exists()
-        )  # which renews the lease
+        # which renews the lease
+        assert eventually(lambda: driver.say(messages.DriverBeat()) or file.exists())
         os.kill(frozen.pid, signal.SIGSTOP)
         time.sleep(0.2)
         written = file.stat().st_size
