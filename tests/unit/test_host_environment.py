@@ -47,8 +47,7 @@ def test_a_stall_limit_of_the_user_below_a_minute_acts(launched, shutdown, check
 
 
 @pytest.mark.parametrize(
-    ("local_size", "yields", "nanoseconds"),
-    [("2", False, None), ("3", True, None), ("16", True, "200000")],
+    ("local_size", "yields", "nanoseconds"), [("2", False, None), ("3", True, None), ("16", True, "200000")]
 )
 def test_open_mpi_yields_if_threads_outnumber_cores_and_sleeps_if_workers_do(
     launched, local_size, yields, nanoseconds

@@ -70,11 +70,7 @@ def _run(args: Any) -> int:
         verbose=args.verbose,
     )
     cluster = HostCluster(
-        options,
-        job_key,
-        find_hosts,
-        interface_names=interface_names,
-        is_fixed=not args.host_discovery_script,
+        options, job_key, find_hosts, interface_names=interface_names, is_fixed=not args.host_discovery_script
     )
     driver = Driver(limits, cluster, job_key, command=shlex.join(args.command))
     try:

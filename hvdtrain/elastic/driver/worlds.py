@@ -7,13 +7,7 @@ from enum import Enum
 from hvdtrain.elastic.driver.records import CloseStore, OpenWorld, Say
 from hvdtrain.elastic.driver.roster import IN_WORLD, Roster, Stage, Worker
 from hvdtrain.elastic.messages import Abort, ChangeWorld
-from hvdtrain.elastic.watch.liveness import (
-    LONG_FACTOR,
-    LONG_SECONDS,
-    Liveness,
-    Silent,
-    WorkerState,
-)
+from hvdtrain.elastic.watch.liveness import LONG_FACTOR, LONG_SECONDS, Liveness, Silent, WorkerState
 from hvdtrain.storage.text import counted
 from hvdtrain.workers.world import Change, MemberInfo, Purpose, Source, TrainingPosition, World
 
