@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from hvdtrain.elastic.links import DriverHandshake, receive_line
+from hvdtrain.elastic.member.membership import Membership
 from hvdtrain.elastic.messages import FromDriver, FromWorker, Hello, Welcome, encode, from_worker
 from hvdtrain.workers.world import MemberInfo, World
 
@@ -55,6 +56,13 @@ def world(generation: int = 1, rank: int = 0, size: int = 2, **fields: object) -
         "members": tuple(MemberInfo(worker=f"w{n}", rank=n, host="h1", pid=n + 1) for n in range(size)),
     }
     return World(**{**values, **fields})
+
+
+def disconnect(membership: Membership) -> None:
+    """End the connection of a worker, which is no error."""
+    membership._thread.is_over = True
+    membership._connection.close()
+    membership._thread._thread.join(SECONDS)
 
 
 class ScriptedDriver:

@@ -1,5 +1,6 @@
 """What the driver of an elastic job works with: processes in slots of hosts, and a store for each world."""
 
+import os
 import shlex
 import signal
 import socket
@@ -9,7 +10,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
@@ -42,20 +42,6 @@ process = psutil.Process(int(sys.argv[1]))
 if abs(process.create_time() - float(sys.argv[2])) < float(sys.argv[3]):
     process.kill()
 """
-
-
-@dataclass(frozen=True)
-class StartOptions:
-    """How workers are started."""
-
-    command: Sequence[str]  # the command of every worker
-    # the environment of every worker, without what is its own
-    environ: Mapping[str, str] = field(default_factory=dict)
-    ssh_port: int | None = None  # of sshd on other hosts; None for ssh's default
-    ssh_identity_file: str | None = None  # the private key; None for ssh's default
-    output_folder: str | None = None  # where the output of each worker is also written; None for nowhere
-    has_timestamps: bool = False  # whether lines of output have the time before them
-    verbose: bool = False  # whether the commands are shown
 
 
 class WorkerProcess:
@@ -208,16 +194,21 @@ LOOPBACK = "127.0.0.1"
 
 
 class HostCluster:
-    """Hosts, in whose slots the driver starts workers. Nothing here waits."""
+    """Hosts, in whose slots the driver starts workers; ``options`` are settings of Horovod's launcher.
+
+    Nothing here waits.
+    """
 
     def __init__(
         self,
-        options: StartOptions,
+        command: Sequence[str],
         job_key: str,
         find_hosts: Callable[[], Sequence[HostSlots]],
         *,
+        environ: Mapping[str, str] = os.environ,
         interface_names: Sequence[str] = (),
         is_fixed: bool = True,
+        **options: Any,
     ) -> None:
         others = [one.name for one in find_hosts() if not is_this_host(one.name)]
         if interface_names:
@@ -237,7 +228,10 @@ class HostCluster:
             self.listen_on = list(dict.fromkeys(routes)) or all_own or [LOOPBACK]
         self.hosts = find_hosts
         self.addresses: Sequence[tuple[str, int]] = ()
-        self._options, self._job_key = options, job_key
+        self._command, self._job_key, self._environ = shlex.join(command), job_key, environ
+        # of the number of workers, only the width of a rank in the name of an output folder is made; and the
+        # end of a worker ends no other one
+        self._settings = Settings(**{"num_proc": 2, "verbose": 0, "elastic": True, **options})
         self._address_for: dict[str, str] = {}
 
     def start(self, worker: str, slot: Slot, on_exit: Callable[[int], None]) -> WorkerProcess:
@@ -245,24 +239,15 @@ class HostCluster:
 
         Another thread calls ``on_exit`` with its exit code, that of a signal is negative.
         """
-        options, process = self._options, WorkerProcess()
-        settings = Settings(
-            num_proc=2,  # of it, only the width of a rank in the name of an output folder is made
-            verbose=2 if options.verbose else 0,
-            ssh_port=options.ssh_port,
-            ssh_identity_file=options.ssh_identity_file,
-            output_filename=options.output_folder,
-            elastic=True,  # the end of a worker ends no other one
-            prefix_output_with_timestamp=options.has_timestamps,
-        )
-        if options.output_folder:
-            _mkdir_p(options.output_folder)
-        execute = _exec_command_fn(settings, self._environment(worker, slot))
+        process = WorkerProcess()
+        if self._settings.output_filename:
+            _mkdir_p(self._settings.output_filename)
+        execute = _exec_command_fn(self._settings, self._environment(worker, slot))
 
         def run() -> None:
             code = 1
             try:
-                command = shlex.join(options.command)
+                command = self._command
                 if is_this_host(slot.host):
                     # A shell that starts the worker and waits for it could be killed in its place, just
                     # before it starts it. On another host, Horovod's launcher writes the same.
@@ -281,7 +266,7 @@ class HostCluster:
 
     def _environment(self, worker: str, slot: Slot) -> dict[str, str]:
         """Return the environment of a worker."""
-        kept = {name: value for name, value in self._options.environ.items() if name not in _NOT_PASSED_ON}
+        kept = {name: value for name, value in self._environ.items() if name not in _NOT_PASSED_ON}
         return {
             "PYTHONHASHSEED": "0",  # sets of strings must have the same order in all workers
             **kept,
@@ -307,7 +292,7 @@ class HostCluster:
 
     def kill_far(self, host: str, pid: int, process_seconds: float) -> None:
         """Kill a process of a host if it can be reached, unless its number is another process's now."""
-        port, key = self._options.ssh_port, self._options.ssh_identity_file
+        port, key = self._settings.ssh_port, self._settings.ssh_identity_file
 
         def run() -> None:
             if is_this_host(host):

@@ -192,15 +192,6 @@ class MemberThread:
         while self._connection.is_sending and time.monotonic() < until:
             time.sleep(0.01)
 
-    def close(self) -> None:
-        """End the connection."""
-        self.is_over = True
-        self._connection.close()
-        with suppress(OSError):
-            self._wake.send(b"x")
-        if self._thread.is_alive() and not self.is_current:
-            self._thread.join(BEAT_SECONDS)
-
     def _run(self) -> None:
         try:
             self._talk()

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import psutil
 import pytest
-from support.elastic_driver import KEY, ScriptedDriver, eventually, world
+from support.elastic_driver import KEY, ScriptedDriver, disconnect, eventually, world
 
 from hvdtrain import errors
 from hvdtrain.elastic import messages
@@ -72,7 +72,7 @@ def join(driver):
     yield start
     for worker in joined:
         worker.client.orders.end(errors.JobEnded("the test is over"))
-        worker.client._thread.close()
+        disconnect(worker.client)
         worker.pool.shutdown(wait=False, cancel_futures=True)
     clients._current.clear()
 

@@ -17,7 +17,7 @@ pytest.importorskip("horovod.runner.gloo_run", reason="Horovod is not installed"
 from horovod.runner.common.util import safe_shell_exec
 
 from hvdtrain.elastic.driver import clusters
-from hvdtrain.elastic.driver.clusters import HostCluster, StartOptions
+from hvdtrain.elastic.driver.clusters import HostCluster
 from hvdtrain.elastic.driver.records import Slot
 from hvdtrain.errors import UsageError
 from hvdtrain.host.hostfile import HostSlots
@@ -26,16 +26,14 @@ HERE = Slot("localhost", 1)
 SECONDS = 120
 
 
-def cluster(*hosts, start=None, **options):
-    return HostCluster(
-        start or StartOptions([]), "secret key", lambda: [HostSlots(host, 1) for host in hosts], **options
-    )
+def cluster(*hosts, command=(), **options):
+    return HostCluster(command, "secret key", lambda: [HostSlots(host, 1) for host in hosts], **options)
 
 
 def start(code, slot=HERE, worker="w7", **options):
     """Start a worker that runs Python code; return it and a queue of its exit code."""
     ends = queue.Queue()
-    one = cluster("localhost", start=StartOptions([sys.executable, "-c", code], dict(os.environ), **options))
+    one = cluster("localhost", command=[sys.executable, "-c", code], **options)
     one.addresses = [("127.0.0.1", 99)]
     return one.start(worker, slot, ends.put), ends
 
@@ -83,7 +81,7 @@ def test_a_worker_has_its_environment_and_no_rank(tmp_path, monkeypatch, capfd):
 
 
 def test_output_also_goes_to_a_folder_of_the_worker_and_the_exit_code_is_its_own(tmp_path):
-    _, ends = start("print('hello'); raise SystemExit(75)", output_folder=str(tmp_path / "deep" / "out"))
+    _, ends = start("print('hello'); raise SystemExit(75)", output_filename=str(tmp_path / "deep" / "out"))
     assert ends.get(timeout=SECONDS) == 75
     assert (tmp_path / "deep" / "out" / "rank.w7" / "stdout").read_text().endswith("hello\n")
 
