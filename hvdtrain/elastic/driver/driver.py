@@ -102,7 +102,7 @@ class Driver:
             received = self._links.wait(0.0 if self._events else _TURN_SECONDS)
             now = time.monotonic()
             if now - turned > _STOPPED_SECONDS:
-                self._take(records.Woke(now - turned))
+                self._take(records.Tick(now - turned))
             turned = now
             self._beat(now)
             self._receive(received)

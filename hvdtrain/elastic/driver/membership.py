@@ -44,8 +44,8 @@ class Members:
 
     def take(self, event: records.Event, now: float) -> list[records.Action]:
         """Take an event, and return what is to be done, in this order."""
-        if isinstance(event, records.Woke):
-            self._slept += event.seconds
+        if isinstance(event, records.Tick):
+            self._slept += event.slept_seconds
         # never back, and without the time in which the driver itself did not run
         self._now = max(self._now, now - self._slept)
         if self.state is not State.ENDED:

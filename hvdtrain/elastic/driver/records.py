@@ -170,17 +170,13 @@ class StoreFailed(NamedTuple):
     reason: str
 
 
-class Woke(NamedTuple):
-    """The driver itself did not run for a number of seconds: nobody is blamed for them."""
-
-    seconds: float
-
-
 class Tick(NamedTuple):
     """Time has passed."""
 
+    slept_seconds: float = 0.0  # in which the driver itself did not run: nobody is blamed for them
 
-Event = Arrived | Heard | Lost | Exited | Discovered | Signalled | StoreFailed | Woke | Tick
+
+Event = Arrived | Heard | Lost | Exited | Discovered | Signalled | StoreFailed | Tick
 
 
 class Start(NamedTuple):

@@ -113,7 +113,7 @@ class Worker:
 
     @property
     def place(self) -> TrainingPosition:
-        """Where it stands in the training, as far as it has said so."""
+        """Its place in the training, as far as it has said so."""
         return self.ready.place if self.ready else TrainingPosition()
 
     def silence(self, now: float) -> str:

@@ -533,7 +533,7 @@ def test_a_late_message_of_an_earlier_world_is_dropped():
 def test_nobody_is_blamed_for_the_time_in_which_the_driver_was_stopped():
     play = training(2)
     play.now += 500
-    play.take(records.Woke(500))
+    play.take(records.Tick(500))
     play.wait(2)
     assert play.state == "training"
     assert not play.killed
