@@ -96,7 +96,6 @@ class ScriptedDriver:
             worker="w7",
             job="j1",
             slot=1,
-            slots_on_host=2,
             least=1,
             most=4,
             is_training=True,

@@ -154,7 +154,7 @@ class FakeDriver:
 class FakeMembership:
     """A worker's part in the job of a ``FakeDriver``."""
 
-    job, slot, slots_on_host, lost_lease = "job", 0, 1, ""
+    job, slot, lost_lease = "job", 0, ""
 
     def __init__(self, driver: FakeDriver, name: str, is_joining: bool = False) -> None:
         self.driver, self.worker, self.is_joining = driver, name, is_joining

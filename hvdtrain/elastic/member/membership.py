@@ -65,9 +65,8 @@ class Membership:
         abort: Callable[[str], None],
     ) -> None:
         self.worker, self.job, self.slot = welcome.worker, welcome.job, welcome.slot
-        self.slots_on_host, self.least, self.most = welcome.slots_on_host, welcome.least, welcome.most
+        self.least, self.most = welcome.least, welcome.most
         self.is_joining = welcome.is_training
-        self.world: World | None = None
         self._environ, self._stall_timeout = environ, stall_timeout
         self._key = environ[KEY_VARIABLE]
         self._interfaces = [name for name in _INTERFACES if not environ.get(name)]
@@ -79,16 +78,6 @@ class Membership:
         self._connection, self._pid = connection, os.getpid()
         self._ready: messages.Ready | None = None
         self._is_leaving = False
-
-    @property
-    def ended(self) -> errors.JobEnded | None:
-        """How the driver ended the job; None if it did not."""
-        return self.orders.ended
-
-    @property
-    def is_over(self) -> bool:
-        """Whether the driver knows already how this worker ends."""
-        return self._thread.is_over
 
     @property
     def lost_lease(self) -> str:
@@ -115,7 +104,6 @@ class Membership:
 
     def next_world(self, place: TrainingPosition, *, valid: bool, values: Mapping[str, Any]) -> World:
         """Leave the world behind, say that this worker is ready and wait for the next one."""
-        self.world = None
         self._ready = None  # from begin_waiting on, the other thread may say again where this stands
         generation = self.orders.begin_waiting()
         self._ready = messages.Ready(
@@ -130,7 +118,6 @@ class Membership:
         with ACTIVITY.during("waiting for the other workers"):
             world = self.orders.wait()
         self._thread.is_leader = world.rank == 0
-        self.world = world
         return world
 
     def enter(self, world: World) -> None:
@@ -167,22 +154,22 @@ class Membership:
 
         The connection stays to the end of the process: the driver kills a worker that it cannot hear.
         """
-        if not self.is_over:
+        if not self._thread.is_over:
             self._thread.send_last(messages.LeftWorld(), _LAST_SECONDS)
 
     def failed(self, error: BaseException) -> None:
         """Say that this worker ends because of an error, and wait for who reports it."""
-        if self.is_over or isinstance(error, errors.JobEnded | errors.RefusedError):
+        if self._thread.is_over or isinstance(error, errors.JobEnded | errors.RefusedError):
             return
         self.orders.is_ending = self._thread.is_over = True
-        if self.ended is None:
+        if self.orders.ended is None:
             failure = failure_of(error)
             self._thread.send_last(failure, _LAST_SECONDS)
             self.orders.wait_for_end(_ANSWER_SECONDS if failure.blame != "peer" else 0.0)
 
     def done(self, exit_code: int) -> None:
         """Say that training is complete, or stopped with its state saved."""
-        if not self.is_over:
+        if not self._thread.is_over:
             self._thread.send_last(messages.Done(exit_code=exit_code), _LAST_SECONDS)
 
     def explain(self) -> Told | None:
@@ -239,8 +226,8 @@ def tell_driver(error: BaseException) -> BaseException:
         seconds = _TELL_SECONDS
         try:
             client = connect(os.environ, stall_timeout=seconds, abort=lambda why: None, seconds=seconds)
-        except errors.JobEnded as ended:
-            return ended  # another worker was faster, and has reported it
+        except errors.JobEnded as end:
+            return end  # another worker was faster, and has reported it
         except Exception:
             return error
     if client is None:
@@ -251,8 +238,9 @@ def tell_driver(error: BaseException) -> BaseException:
         client.done(errors.EXIT_STOPPED)
     else:
         client.failed(error)
-        if client.ended is not None and not client.ended.speaks:
-            return client.ended
+        ended = client.orders.ended
+        if ended is not None and not ended.speaks:
+            return ended
     return error
 
 

@@ -88,9 +88,8 @@ def _soon(monkeypatch):
 
 def test_a_worker_learns_its_place_and_what_came_with_the_welcome_and_beats(driver, join):
     client = join(messages.Stop(signal=signal.SIGTERM)).client
-    found = (client.worker, client.job, client.slot, client.slots_on_host, client.most, client.is_joining)
-    assert found == ("w7", "j1", 1, 2, 4, True)
-    assert client.world is None
+    found = (client.worker, client.job, client.slot, client.most, client.is_joining)
+    assert found == ("w7", "j1", 1, 4, True)
     assert current() is client
     driver.expect(messages.Beat)
     assert driver.expect(messages.Beat).state[0]
@@ -283,7 +282,7 @@ def test_an_error_is_told_once(driver, join, monkeypatch):
     assert (message.blame, message.problem, message.exit_code) == ("code", "no loss", 2)
     driver.say(messages.End(problem=error.problem, exit_code=2, speaks=True))
     failed.result(60)
-    assert worker.client.ended.speaks
+    assert worker.client.orders.ended.speaks
     worker.client.failed(error)
     assert not driver.hears(messages.Failed, 0.3)
 

@@ -58,7 +58,7 @@ def is_welcome(worker) -> bool:
 def test_a_worker_is_welcome_once(job):
     first = FakeWorker(job)
     welcome = first.hello()
-    assert (welcome.worker, welcome.slot, welcome.slots_on_host, welcome.most) == ("w1", 0, 1, 1)
+    assert (welcome.worker, welcome.slot, welcome.most) == ("w1", 0, 1)
     assert isinstance(FakeWorker(job).hello(), messages.Refuse)  # its name is taken
     assert isinstance(FakeWorker(job, "w99").hello(), messages.Refuse)
     assert isinstance(FakeWorker(job, "").hello(), messages.Refuse)
