@@ -11,6 +11,7 @@ import time
 
 import psutil
 import pytest
+from support.elastic_driver import eventually
 
 pytest.importorskip("horovod.runner.gloo_run", reason="Horovod is not installed")
 
@@ -39,10 +40,7 @@ def start(code, slot=HERE, worker="w7", **options):
 
 
 def wait_for(path):
-    until = time.monotonic() + SECONDS
-    while not (path.exists() and path.read_text()) and time.monotonic() < until:
-        time.sleep(0.02)
-    return path.read_text()
+    return eventually(lambda: path.exists() and path.read_text())
 
 
 def writes_environment(path):
@@ -65,16 +63,9 @@ def test_a_worker_has_its_environment_and_no_rank(tmp_path, monkeypatch, capfd):
     _, ends = start(f"{writes_environment(tmp_path / 'found')}; print('hello')")
     assert ends.get(timeout=SECONDS) == 0
     found = json.loads((tmp_path / "found").read_text())
-    expected = {
-        "HVDTRAIN_ELASTIC": "127.0.0.1:99",
-        "HVDTRAIN_WORKER": "w7",
-        "HVDTRAIN_SLOT": "1",
-        "HOROVOD_HOSTNAME": "localhost",
-        "PYTHONHASHSEED": "0",
-        "HOROVOD_RENDEZVOUS_KEY": "secret key",
-        "HOROVOD_CONTROLLER": "gloo",
-        "HOROVOD_CPU_OPERATIONS": "gloo",
-    }
+    expected = {"HVDTRAIN_ELASTIC": "127.0.0.1:99", "HVDTRAIN_WORKER": "w7", "HVDTRAIN_SLOT": "1"}
+    expected |= {"HOROVOD_HOSTNAME": "localhost", "HOROVOD_RENDEZVOUS_KEY": "secret key"}
+    expected |= {"HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo", "PYTHONHASHSEED": "0"}
     assert {name: found.get(name) for name in expected} == expected
     assert not {"HOROVOD_RANK", "HOROVOD_SIZE"} & set(found)
     assert "[w7]<stdout>:hello" in capfd.readouterr().out
@@ -151,7 +142,7 @@ def test_a_process_of_another_host_is_killed_over_ssh_if_it_is_the_same(ssh, tmp
     assert ends.get(timeout=SECONDS) == -9
 
 
-def test_the_connection_to_a_lost_host_is_ended(ssh, tmp_path, monkeypatch):
+def test_the_connection_to_a_lost_host_is_ended(ssh, tmp_path):
     process, ends = start(waits(tmp_path / "pid"), Slot("h9", 0))
     wait_for(tmp_path / "pid")
     process.kill()  # the fake ssh has become the worker, as far as its launcher sees
@@ -187,9 +178,8 @@ def test_each_host_is_given_the_address_that_it_reaches(networks):
     one = cluster("h1", "h2")
     for host in ("h1", "h2", "localhost"):
         one.find_way_to(host)
-    assert [one.address_for(host) for host in ("h1", "h2", "localhost", "h9")] == [
-        "10.1.0.1", "10.2.0.1", "10.1.0.1", "10.1.0.1",
-    ]  # fmt: skip
+    found = [one.address_for(host) for host in ("h1", "h2", "localhost", "h9")]
+    assert found == ["10.1.0.1", "10.2.0.1", "10.1.0.1", "10.1.0.1"]
 
 
 def test_the_users_interfaces_count(networks):
