@@ -164,6 +164,8 @@ _MAX_OUTGOING_BYTES = 1 << 24  # what a worker that reads nothing may leave unre
 class LineConnection:
     """A connection over which lines go both ways."""
 
+    ends_with_long_line = False  # whether a line that is too long ends it; else that line is dropped
+
     def __init__(self, connection: socket.socket, max_bytes: int) -> None:
         self.connection, self.max_bytes = connection, max_bytes  # of a line that is taken
         self.is_closed = False  # whether the connection has ended
@@ -196,12 +198,9 @@ class LineConnection:
         *lines, rest = bytes(self._incoming).split(b"\n")
         if len(rest) > self.max_bytes:
             rest = b""
-            self.on_long_line()
+            self.is_closed = self.is_closed or self.ends_with_long_line
         self._incoming = bytearray(rest)
         return lines
-
-    def on_long_line(self) -> None:
-        """Take note that a line was dropped because it is too long."""
 
     def send_bytes(self, line: bytes, *, may_drop: bool = False) -> None:
         """Send a line without waiting, unless very much is unread at the other end."""
@@ -224,6 +223,8 @@ class LineConnection:
 class Link(LineConnection):
     """The connection to one worker, or to somebody who has not proved to be one."""
 
+    ends_with_long_line = True  # a worker sends none
+
     def __init__(self, connection: socket.socket, deadline: float) -> None:
         super().__init__(connection, _HANDSHAKE_BYTES)
         self.deadline = deadline
@@ -231,10 +232,6 @@ class Link(LineConnection):
         self.claimed = ""  # the name that it proved
         self.is_proven = False  # whether the other end knows the key
         self.handshake: DriverHandshake | None = None  # until it is over
-
-    def on_long_line(self) -> None:
-        """End the connection: a worker sends no such line."""
-        self.is_closed = True
 
     def send(self, message: FromDriver, *, may_drop: bool = False) -> None:
         """Send a message, as ``send_bytes`` does."""
@@ -245,14 +242,9 @@ class Links:
     """All connections of a driver."""
 
     def __init__(
-        self,
-        addresses: Sequence[str],
-        job_key: str,
-        silence_seconds: float,
-        expected: int = 0,
+        self, addresses: Sequence[str], job_key: str, silence_seconds: float, expected: int = 0
     ) -> None:
-        self._expected = expected
-        self._key, self._silence_seconds = job_key, silence_seconds
+        self._expected, self._key, self._silence_seconds = expected, job_key, silence_seconds
         self._selector = selectors.DefaultSelector()
         self._listeners: list[socket.socket] = []
         self._links: dict[socket.socket, Link] = {}

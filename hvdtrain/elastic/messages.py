@@ -6,26 +6,22 @@ Messages of a world have its generation, so that what comes too late is dropped.
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeVar, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
-from hvdtrain.workers.world import TrainingPosition, World
+from hvdtrain.workers.world import Frozen, TrainingPosition, World
 
 MAX_LINE_BYTES = 1 << 25  # a worker's values are one line
 MAX_TEXT = 1 << 16
 
 
-class _Message(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
 Text = Annotated[str, Field(max_length=MAX_TEXT)]
-_M = TypeVar("_M", bound=_Message)
+_M = TypeVar("_M", bound=Frozen)
 
 
 # from a worker to the driver
 
 
-class Hello(_Message):
+class Hello(Frozen):
     """The first message of a worker."""
 
     host: Text  # the name of its host, as its slot or its launcher calls it
@@ -35,13 +31,13 @@ class Hello(_Message):
     process_seconds: float  # when its process started, as the system counts it
 
 
-class Beat(_Message):
+class Beat(Frozen):
     """Once a second: what the worker's training thread does, as ``read_state`` takes it."""
 
     state: list[Any]
 
 
-class Ready(_Message):
+class Ready(Frozen):
     """The worker is in no world and its training thread waits for the next one."""
 
     generation: int  # the world that it left, 0 if it was in none
@@ -49,23 +45,23 @@ class Ready(_Message):
     valid: bool  # whether its state is whole: it may be rank 0
     digest: Text  # of what must be equal on all workers (config, versions, data, shapes)
     stall_timeout: float  # the longest time without an answer or progress, in seconds; 0 for no limit
-    values: dict[str, Text] = {}  # what the digest is of, as text by name; empty if it was sent before
+    values: dict[str, Text] = Field({})  # what the digest is of, as text by name; empty if sent before
 
 
-class Formed(_Message):
+class Formed(Frozen):
     """Horovod is up in this world."""
 
     generation: int
 
 
-class FormFailed(_Message):
+class FormFailed(Frozen):
     """Horovod did not come up in this world."""
 
     generation: int
     reason: Text
 
 
-class Synced(_Message):
+class Synced(Frozen):
     """The worker has the whole state of this world, and trains."""
 
     generation: int  # the world
@@ -73,17 +69,17 @@ class Synced(_Message):
     run_dir: Text = ""  # the run directory
 
 
-class Leaving(_Message):
+class Leaving(Frozen):
     """The worker wants to leave at the next step boundary, such as after SIGTERM."""
 
     why: Text
 
 
-class LeftWorld(_Message):
+class LeftWorld(Frozen):
     """The worker has left the job in order, and ends."""
 
 
-class Failed(_Message):
+class Failed(Frozen):
     """The worker ends because of an error."""
 
     # whose error it is. "code": the same would happen again, and ends the job. "environment": of this worker
@@ -94,7 +90,7 @@ class Failed(_Message):
     exit_code: int  # the exit code that the error has
 
 
-class Done(_Message):
+class Done(Frozen):
     """Training is complete, or stopped with its state saved (75)."""
 
     exit_code: int
@@ -103,31 +99,30 @@ class Done(_Message):
 # from the driver to a worker
 
 
-class Welcome(_Message):
+class Welcome(Frozen):
     """The answer to ``Hello``."""
 
     worker: Text  # the name of this worker
     job: Text  # the name of the job: what a run directory's lock carries
     slot: int  # its number among the slots of its host
-    slots_on_host: int  # slots of this host
     least: int  # with fewer workers the job waits
     most: int  # the most workers that the job may have
     is_training: bool  # whether the job trains already, so that this worker joins it
     lease_seconds: float  # so long the worker may write files, and continues, without a message of the driver
 
 
-class DriverBeat(_Message):
+class DriverBeat(Frozen):
     """Once a second: the driver is there; it renews the lease."""
 
 
-class ChangeWorld(_Message):
+class ChangeWorld(Frozen):
     """Leave this world at the next step boundary."""
 
     generation: int
     why: Text
 
 
-class Abort(_Message):
+class Abort(Frozen):
     """Give up the collectives of this world now: it is broken."""
 
     generation: int
@@ -135,20 +130,20 @@ class Abort(_Message):
     again: bool = False  # whether to say ``Ready`` again if that is already said
 
 
-class EnterWorld(_Message):
+class EnterWorld(Frozen):
     """Enter this world."""
 
     world: World
 
 
-class Stop(_Message):
+class Stop(Frozen):
     """All save and stop; the job ends with 75. ``why`` says what happened, as text."""
 
     signal: int
     why: Text = ""
 
 
-class End(_Message):
+class End(Frozen):
     """The job ends with an error; ``speaks`` says whether this worker reports it."""
 
     problem: Text
@@ -157,20 +152,20 @@ class End(_Message):
     speaks: bool = False
 
 
-class Leave(_Message):
+class Leave(Frozen):
     """End in order: the next world is without this worker."""
 
     why: Text
 
 
-class Refuse(_Message):
+class Refuse(Frozen):
     """The job does not take this worker."""
 
     problem: Text
     remedy: Text = ""
 
 
-class KillProcess(_Message):
+class KillProcess(Frozen):
     """Kill a process of this host, which is stopped, if it started at this time."""
 
     pid: int

@@ -27,19 +27,15 @@ def check_host(environ: Mapping[str, str] = os.environ) -> None:
     host, alone = socket.gethostname(), launched_rank() is None
     # Gloo, which is also used without a launcher, crashes if it cannot resolve its host's name
     if alone or "HOROVOD_GLOO_RENDEZVOUS_ADDR" in environ:
-        _check_name(host)
+        try:
+            socket.gethostbyname(host)
+        except OSError as error:
+            raise EnvironmentFault(
+                f"host {host} cannot resolve its own name: {error.strerror or error}",
+                f"Add it to /etc/hosts there, with the address at which other hosts reach it. {_DOCTOR}",
+            ) from None
     if (not alone or is_elastic(environ)) and (chosen := chosen_interfaces(environ)):
         check_interfaces(host, chosen)
-
-
-def _check_name(host: str) -> None:
-    try:
-        socket.gethostbyname(host)
-    except OSError as error:
-        raise EnvironmentFault(
-            f"host {host} cannot resolve its own name: {error.strerror or error}",
-            f"Add it to /etc/hosts there, with the address at which other hosts reach it. {_DOCTOR}",
-        ) from None
 
 
 def check_interfaces(host: str, chosen: list[str]) -> None:

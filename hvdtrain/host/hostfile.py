@@ -4,6 +4,7 @@ import ipaddress
 import os
 import re
 import socket
+from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -88,15 +89,14 @@ class HostSlots(NamedTuple):
 
 def parse_host_list(text: str) -> list[HostSlots]:
     """Parse the value of the launchers' option ``-H``, such as ``host1:2,host2:2``."""
-    hosts = []
+    hosts, source = [], f"-H {text}"
     for entry in text.split(","):
         name, colon, slots = entry.strip().partition(":")
         if not colon:
-            raise UsageError(
-                f"-H {text}: {entry.strip()!r} has no number of workers", "Write host1:2,host2:2."
-            )
-        hosts.append(_host(name, slots, f"-H {text}"))
-    return _checked(hosts, f"-H {text}")
+            problem = f"{source}: {entry.strip()!r} has no number of workers"
+            raise UsageError(problem, "Write host1:2,host2:2.")
+        hosts.append(_host(name, slots, source))
+    return _checked(hosts, source)
 
 
 def read_host_file(path: Path) -> list[HostSlots]:
@@ -111,8 +111,7 @@ def read_host_file(path: Path) -> list[HostSlots]:
         entry = line.partition("#")[0].strip()
         if not entry:
             continue
-        match = HOST_LINE.fullmatch(entry)
-        if match is None:
+        if (match := HOST_LINE.fullmatch(entry)) is None:
             raise UsageError(f"{path}, line {number}: {entry!r} is not a host", "Write host1 slots=2.")
         hosts.append(_host(match[1], match[2], f"{path}, line {number}"))
     return _checked(hosts, str(path))
@@ -129,8 +128,7 @@ def _host(name: str, slots: str, source: str) -> HostSlots:
 def _checked(hosts: list[HostSlots], source: str) -> list[HostSlots]:
     if not hosts:
         raise UsageError(f"{source} names no host", "Write a line such as: host1 slots=2")
-    names = [host.name for host in hosts]
-    duplicate = next((name for name in names if names.count(name) > 1), None)
-    if duplicate:
-        raise UsageError(f"{source} names {duplicate} twice", "Give each host once, with all its slots.")
+    name, count = Counter(host.name for host in hosts).most_common(1)[0]
+    if count > 1:
+        raise UsageError(f"{source} names {name} twice", "Give each host once, with all its slots.")
     return hosts

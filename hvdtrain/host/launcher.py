@@ -40,8 +40,7 @@ def host_name(environ: Mapping[str, str] = os.environ) -> str:
 def launched_rank() -> int | None:
     """Return the rank that a launcher gave this process, or None without a launcher."""
     for variable in _LAUNCHER_VARIABLES[:1] if is_elastic() else _LAUNCHER_VARIABLES:
-        value = os.environ.get(variable, "")
-        if value.isdecimal():
+        if (value := os.environ.get(variable, "")).isdecimal():
             return int(value)
     return None
 
@@ -82,14 +81,10 @@ def open_console() -> Console:
         return _Console(quiet=True, force_terminal=False, force_jupyter=False)
     if launched_rank() is None:
         console = _Console(file=tolerant(sys.stdout))
-        return console if console.is_terminal or console.is_jupyter else _plain_console()
-    terminal = _launcher_terminal()
-    if terminal is not None:
+        if console.is_terminal or console.is_jupyter:
+            return console
+    elif (terminal := _launcher_terminal()) is not None:
         return _Console(file=tolerant(terminal, "the terminal"), force_terminal=True)
-    return _plain_console()
-
-
-def _plain_console() -> Console:
     return _Console(file=tolerant(sys.stdout), force_terminal=False, width=160, soft_wrap=True)
 
 
@@ -102,14 +97,11 @@ class _Console(Console):
 
 
 def _launcher_terminal() -> IO[str] | None:
-    try:
-        launchers = [p for p in psutil.Process().parents() if p.name() in _LAUNCHERS]
-        if launchers:
+    with suppress(psutil.Error, OSError):
+        if launchers := [p for p in psutil.Process().parents() if p.name() in _LAUNCHERS]:
             path = os.readlink(f"/proc/{launchers[-1].pid}/fd/1")
             if path.startswith(("/dev/pts/", "/dev/tty")):
                 return open(path, "w", encoding="utf-8")  # stays open until the process ends
-    except (psutil.Error, OSError):
-        pass
     return None
 
 
@@ -149,13 +141,21 @@ def stated_launch(environ: Mapping[str, str] = os.environ) -> Launch | None:
             continue
         if launcher == TORCHRUN and "TORCHELASTIC_RUN_ID" not in environ:
             continue
-        if launcher == SRUN and (_is_shell_of_srun(environ) or _is_batch_script()):
+        # srun --pty started a shell in a terminal: what is typed there may be one worker, or mpirun
+        is_shell = any(name.startswith("SLURM_PTY_") for name in environ)
+        if launcher == SRUN and (is_shell or _is_batch_script()):
             continue
         if size_name == "PMI_SIZE" and environ.get("SLURM_STEP_NUM_TASKS") == size:
             continue  # srun --mpi=pmi2
         one_per_host = launcher == _UNKNOWN and "LOCAL_RANK" not in environ  # such as pods of Kubernetes
         return Launch(launcher, size_name, int(size), int(rank), not one_per_host)
-    return None if only_worlds else _launch_of_tensorflow(environ) or _launch_of_pmix(environ)
+    if only_worlds:
+        return None
+    if launch := _launch_of_tensorflow(environ):
+        return launch
+    # PMIx has no variable for the size: a rank above 0 has others before it
+    rank = environ.get("PMIX_RANK", "")
+    return Launch("a launcher with PMIx", "PMIX_RANK", int(rank) + 1, int(rank)) if rank.isdecimal() else None
 
 
 def output_rank() -> int | None:
@@ -185,25 +185,12 @@ def check_launch_is_seen(launch: Launch | None, size: int, rank: int, build: str
     )
 
 
-def _is_shell_of_srun(environ: Mapping[str, str]) -> bool:
-    """Return whether srun started a shell in a terminal: what is typed there may be one worker, or mpirun."""
-    return any(name.startswith("SLURM_PTY_") for name in environ)
-
-
 def _is_batch_script() -> bool:
     """Return whether Slurm runs this process in a batch script, whose step variables are inherited."""
     with suppress(psutil.Error):
         daemon = next((one for one in psutil.Process().parents() if one.name() == "slurmstepd"), None)
         return daemon is not None and ".batch]" in " ".join(daemon.cmdline())
     return False
-
-
-def _launch_of_pmix(environ: Mapping[str, str]) -> Launch | None:
-    """Return what PMIx states, which has no variable for the size: a rank above 0 has others before it."""
-    rank = environ.get("PMIX_RANK", "")
-    if not rank.isdecimal():
-        return None
-    return Launch("a launcher with PMIx", "PMIX_RANK", int(rank) + 1, int(rank))
 
 
 def _launch_of_tensorflow(environ: Mapping[str, str]) -> Launch | None:

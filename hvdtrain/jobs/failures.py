@@ -274,7 +274,7 @@ class Signals:
     def why(self) -> str:
         """Why all workers are to stop, as text; empty if they are not."""
         if self.membership is not None:
-            return self.membership.why_stop()
+            return self.membership.orders.why_stop
         if self.number is not None:
             return f"{signal.Signals(self.number).name} came"
         return "max_time is over" if time.monotonic() >= self._end_seconds else ""
@@ -283,7 +283,7 @@ class Signals:
         """Return what this worker, or its driver, wants all of them to do; a save once for each signal."""
         save, self._save = self._save, False
         if (job := self.membership) is not None:
-            return ControlFlags(bool(job.stop_wanted()), save, change=job.change_wanted())
+            return ControlFlags(bool(job.orders.stop), save, change=job.orders.wants_change)
         return ControlFlags(stop=bool(self.why), save=save)
 
     @contextmanager
@@ -332,7 +332,7 @@ class Signals:
 
     def _leave(self, job: Membership, why: str) -> None:
         """Leave an elastic job, at a step if it trains; once all are to stop, this worker stops with them."""
-        if not job.stop_wanted():
+        if not job.orders.stop:
             job.leave(why)
             if not self._waits_for_step:
                 self.ignore()

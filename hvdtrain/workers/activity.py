@@ -110,12 +110,9 @@ def _user_code(frame: FrameType | None) -> str:
     return ""
 
 
-def _is_called_by(frame: FrameType | None, callers: Collection[str]) -> bool:
-    while frame is not None:
-        if any(caller in frame.f_code.co_filename for caller in callers):
-            return True
-        frame = frame.f_back
-    return False
+def _is_called_by(frame: FrameType, callers: Collection[str]) -> bool:
+    files = (one.f_code.co_filename for one, _ in traceback.walk_stack(frame))
+    return any(caller in file for file in files for caller in callers)
 
 
 ACTIVITY = ActivityMark()

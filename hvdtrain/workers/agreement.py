@@ -114,12 +114,16 @@ class WorkerPlace:
 
 def assert_consistent(workers: Workers, values: Mapping[str, Any], remedy: str = SAME_COMMAND) -> None:
     """Collective. Check that every worker has the same values."""
-    texts = sorted((name, repr(value)) for name, value in values.items())
-    digest = blake2b(repr(texts).encode(), digest_size=16).digest()
-    if len(set(workers.allgather_object(digest))) == 1:
+    if len(set(workers.allgather_object(digest_of(values)))) == 1:
         return
-    everyone = workers.allgather_object((workers.host, dict(texts)))
-    raise disagreement(everyone, remedy)
+    texts = {name: repr(value) for name, value in values.items()}
+    raise disagreement(workers.allgather_object((workers.host, texts)), remedy)
+
+
+def digest_of(values: Mapping[str, Any]) -> str:
+    """Return a digest that is equal if the values are."""
+    texts = sorted((name, repr(value)) for name, value in values.items())
+    return blake2b(repr(texts).encode(errors="backslashreplace"), digest_size=16).hexdigest()
 
 
 def disagreement(everyone: Sequence[tuple[str, Mapping[str, str]]], remedy: str) -> AgreementError:

@@ -56,11 +56,13 @@ class TrainingPosition(NamedTuple):
     stage: int = 0
 
 
-class _Frozen(BaseModel):
+class Frozen(BaseModel):
+    """What workers of an elastic job and its driver send one another, or a part of it."""
+
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class MemberInfo(_Frozen):
+class MemberInfo(Frozen):
     """A worker of a world as the others know it."""
 
     worker: str  # the name of its process, such as "w7"; never given again
@@ -75,7 +77,7 @@ class MemberInfo(_Frozen):
         return f"rank {self.rank} on {self.host}"
 
 
-class Change(_Frozen):
+class Change(Frozen):
     """Why a world took the place of the one before."""
 
     # who is no longer in it, with the reason, as text such as "rank 2 on h2: killed (SIGKILL)"
@@ -85,7 +87,7 @@ class Change(_Frozen):
     since_seconds: float = 0.0  # how long ago the change began
 
 
-class World(_Frozen):
+class World(Frozen):
     """One generation of a job's workers as one of them is notified of it."""
 
     generation: int  # its number, from 1; it only grows
@@ -116,13 +118,9 @@ class World(_Frozen):
     def environment(self, job_key: str) -> dict[str, str]:
         """Return the variables with which Horovod enters this world."""
         address, port = self.store
+        numbers = ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size")
         return {
-            "HOROVOD_RANK": str(self.rank),
-            "HOROVOD_SIZE": str(self.size),
-            "HOROVOD_LOCAL_RANK": str(self.local_rank),
-            "HOROVOD_LOCAL_SIZE": str(self.local_size),
-            "HOROVOD_CROSS_RANK": str(self.cross_rank),
-            "HOROVOD_CROSS_SIZE": str(self.cross_size),
+            **{f"HOROVOD_{name.upper()}": str(getattr(self, name)) for name in numbers},
             "HOROVOD_HOSTNAME": self.host,
             "HOROVOD_GLOO_RENDEZVOUS_ADDR": address,
             "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port),

@@ -24,11 +24,10 @@ import sys, threading, time
 from hvdtrain.elastic.driver.records import Slot
 from hvdtrain.host.hostfile import HostSlots
 from hvdtrain.elastic.driver.clusters import HostCluster
-from hvdtrain.elastic.driver.clusters import StartOptions
 if __name__ == "__main__":
     code = "import os, time; open('pid', 'w').write(str(os.getpid())); time.sleep(300)"
     hosts = [HostSlots("h2", 1)]
-    cluster = HostCluster(StartOptions([sys.executable, "-c", code]), "k", lambda: hosts)
+    cluster = HostCluster([sys.executable, "-c", code], "k", lambda: hosts, environ={})
     ended = threading.Event()
     process = cluster.start("w1", Slot("h2", 0), lambda code: ended.set())
     while True:

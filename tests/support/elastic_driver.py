@@ -3,9 +3,11 @@
 import contextlib
 import socket
 import time
+from collections.abc import Callable
 from typing import TypeVar
 
 from hvdtrain.elastic.links import DriverHandshake, receive_line
+from hvdtrain.elastic.member.membership import Membership
 from hvdtrain.elastic.messages import FromDriver, FromWorker, Hello, Welcome, encode, from_worker
 from hvdtrain.workers.world import MemberInfo, World
 
@@ -13,6 +15,14 @@ T = TypeVar("T")
 
 KEY = "key of the job"
 SECONDS = 60.0
+
+
+def eventually(condition: Callable[[], object]) -> object:
+    """Wait until something holds; return what it is then."""
+    until = time.monotonic() + SECONDS
+    while not (found := condition()) and time.monotonic() < until:
+        time.sleep(0.01)
+    return found
 
 
 def accept_worker(connection: socket.socket, job_key: str, seconds: float = 30.0) -> str:
@@ -48,6 +58,13 @@ def world(generation: int = 1, rank: int = 0, size: int = 2, **fields: object) -
     return World(**{**values, **fields})
 
 
+def disconnect(membership: Membership) -> None:
+    """End the connection of a worker, which is no error."""
+    membership._thread.is_over = True
+    membership._connection.close()
+    membership._thread._thread.join(SECONDS)
+
+
 class ScriptedDriver:
     """The driver's end of one worker's connection; use it as a context."""
 
@@ -70,8 +87,8 @@ class ScriptedDriver:
         self.close()
         self.listener.close()
 
-    def accept(self, *first: FromDriver, lease_seconds: float = 20.0) -> None:
-        """Take a worker's connection, its hello, and answer with a welcome and other messages."""
+    def accept(self, *first: FromDriver, lease_seconds: float = 20.0, is_welcome: bool = True) -> None:
+        """Take a worker's connection and hello; answer with a welcome, if it is, and other messages."""
         self.connection, _ = self.listener.accept()
         assert accept_worker(self.connection, KEY) == self.environ.get("HVDTRAIN_WORKER", "")
         self.expect(Hello)
@@ -79,13 +96,12 @@ class ScriptedDriver:
             worker="w7",
             job="j1",
             slot=1,
-            slots_on_host=2,
             least=1,
             most=4,
             is_training=True,
             lease_seconds=lease_seconds,
         )
-        self.say(*(first if first and isinstance(first[0], Welcome) else (welcome, *first)))
+        self.say(*(is_welcome * (welcome,)), *first)
 
     def say(self, *messages: FromDriver) -> None:
         """Send messages."""

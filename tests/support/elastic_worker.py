@@ -1,7 +1,7 @@
 """A worker of an elastic job without a framework: ``python elastic_worker.py FOLDER [WORD...]``.
 
 It writes FOLDER/NAME.json with its environment and, when it enters a world, FOLDER/NAME.world. With the word
-"wait" it trains until it is told to stop; with a number it is done at once, with this exit code.
+"wait" it trains until it is told to stop; without, it is done at once.
 """
 
 import json
@@ -12,20 +12,8 @@ from pathlib import Path
 
 import psutil
 
+from hvdtrain.elastic import messages
 from hvdtrain.elastic.links import prove_to_driver
-from hvdtrain.elastic.messages import (
-    Abort,
-    ChangeWorld,
-    Done,
-    EnterWorld,
-    Formed,
-    Hello,
-    Ready,
-    Stop,
-    Synced,
-    encode,
-    from_driver,
-)
 from hvdtrain.workers.world import TrainingPosition
 
 
@@ -39,29 +27,26 @@ def main(folder: Path, words: list[str]) -> int:
     connection = socket.create_connection((address, int(port)))
     prove_to_driver(connection, environ["HOROVOD_RENDEZVOUS_KEY"], name)
     started = psutil.Process().create_time()
-    hello = Hello(host=host, machine=host, pid=os.getpid(), process_seconds=started)
-    ready = Ready(generation=0, place=TrainingPosition(), valid=True, digest="d", stall_timeout=30)
-    connection.sendall(encode(hello) + encode(ready))
+    hello = messages.Hello(host=host, machine=host, pid=os.getpid(), process_seconds=started)
+    ready = messages.Ready(generation=0, place=TrainingPosition(), valid=True, digest="d", stall_timeout=30)
+    connection.sendall(messages.encode(hello) + messages.encode(ready))
     for line in connection.makefile("rb"):
-        message = from_driver(line)
+        message = messages.from_driver(line)
         assert message is not None, line
-        if isinstance(message, EnterWorld):
+        if isinstance(message, messages.EnterWorld):
             world = message.world
-            formed = Formed(generation=world.generation)
-            connection.sendall(
-                encode(formed) + encode(Synced(generation=world.generation, place=TrainingPosition()))
-            )
-            mark.with_suffix(".world").write_text(
-                f"{world.generation} {world.rank} {world.size} {os.getpid()}"
-            )
+            formed = messages.Formed(generation=world.generation)
+            synced = messages.Synced(generation=world.generation, place=TrainingPosition())
+            connection.sendall(messages.encode(formed) + messages.encode(synced))
+            found = (world.generation, world.rank, world.size, os.getpid())
+            mark.with_suffix(".world").write_text(" ".join(map(str, found)))
             if "wait" not in words:
-                code = int(words[0]) if words else 0
-                connection.sendall(encode(Done(exit_code=code)))
-                return code
-        elif isinstance(message, ChangeWorld | Abort):
-            connection.sendall(encode(ready.model_copy(update={"generation": message.generation})))
-        elif isinstance(message, Stop):
-            connection.sendall(encode(Done(exit_code=75)))
+                connection.sendall(messages.encode(messages.Done(exit_code=0)))
+                return 0
+        elif isinstance(message, messages.ChangeWorld | messages.Abort):
+            connection.sendall(messages.encode(ready.model_copy(update={"generation": message.generation})))
+        elif isinstance(message, messages.Stop):
+            connection.sendall(messages.encode(messages.Done(exit_code=75)))
             return 75
     return 3
 

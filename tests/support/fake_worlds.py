@@ -8,7 +8,7 @@ import numpy as np
 
 from hvdtrain.backends.records import StatePart
 from hvdtrain.backends.step_metrics import NO_SIGNALS
-from hvdtrain.errors import JobEnded, PeerLostError, Removed
+from hvdtrain.errors import JobEnded, PeerLostError
 from hvdtrain.workers.wire import decode, encode
 from hvdtrain.workers.world import Change, MemberInfo, TrainingPosition, World
 from support.elastic_driver import world
@@ -46,14 +46,12 @@ class FakeDriver:
         self._formed: dict[str, tuple[World, _Exchange]] = {}
         self._ready: dict[str, tuple[TrainingPosition, bool]] = {}
         self._ranks: dict[str, int] = {}
-        self._leaving: set[str] = set()
         self._gone: list[str] = []
         self._joined: list[str] = []
         self._expected: set[str] = set()
         self._exchange: _Exchange | None = None
         self.stop, self.why_stop = 0, ""
-        self.is_trained = False
-        self.run_dir = ""
+        self.is_trained, self.run_dir = False, ""
         self.torn: set[str] = set()
         self.exit_code: int | None = None
 
@@ -65,7 +63,7 @@ class FakeDriver:
     @property
     def wants_change(self) -> bool:
         with self._news:
-            return bool(self._leaving) or bool(self._joined)
+            return bool(self._joined)
 
     def lose(self, name: str) -> None:
         """A worker is lost: the collectives of its world fail."""
@@ -76,27 +74,16 @@ class FakeDriver:
                 self._exchange.barrier.abort()
             self._form()
 
-    def leave(self, name: str) -> None:
-        with self._news:
-            self._leaving.add(name)
-
     def next_world(self, name: str, place: TrainingPosition, valid: bool) -> tuple[World, _Exchange]:
         with self._news:
-            if name in self._leaving:
-                self._expected.discard(name)
-                self._gone.append(f"{name}: left")
-                self._form()
-                raise Removed(name)
             if name not in self._expected:
                 self._expected.add(name)
                 self._joined.append(name)
             self._ready[name] = place, valid and name not in self.torn
             self._form()
-            is_over = self._news.wait_for(
-                lambda: name not in self._ready or self.exit_code is not None, _SECONDS
-            )
-            assert is_over, f"{name} waits for ever"
-            if name in self._ready and self.exit_code is not None:
+            is_over = lambda: name not in self._ready or self.exit_code is not None  # noqa: E731
+            assert self._news.wait_for(is_over, _SECONDS), f"{name} waits for ever"
+            if name in self._ready:
                 raise JobEnded("", exit_code=self.exit_code)
             return self._formed[name]
 
@@ -107,7 +94,7 @@ class FakeDriver:
             self._news.notify_all()
 
     def _form(self) -> None:
-        if set(self._ready) != self._expected or not self._ready or self._leaving & self._expected:
+        if set(self._ready) != self._expected or not self._ready:
             return
         order = sorted(self._ready, key=self._order)
         root, is_valid = self._ready[order[0]]
@@ -123,17 +110,9 @@ class FakeDriver:
             for rank, name in enumerate(order)
         )
         source = "root" if is_valid else "checkpoint" if self.is_trained else "start"
-        change = Change(
-            left=tuple(self._gone), joined=tuple(self._joined), why="the workers change", since_seconds=0.0
-        )
-        fields = {
-            "host": "here",
-            "source": source,
-            "why": self.why_stop,
-            "members": members,
-            "change": change if self.worlds else None,
-            "run_dir": self.run_dir,
-        }
+        change = Change(left=tuple(self._gone), joined=tuple(self._joined), why="the workers change")
+        fields = {"host": "here", "source": source, "why": self.why_stop, "members": members}
+        fields |= {"change": change if self.worlds else None, "run_dir": self.run_dir}
         self._exchange = _Exchange(len(order))
         self.worlds.append((len(order), root, source))
         self._formed = {
@@ -154,10 +133,11 @@ class FakeDriver:
 class FakeMembership:
     """A worker's part in the job of a ``FakeDriver``."""
 
-    job, slot, slots_on_host, lost_lease = "job", 0, 1, ""
+    job, slot, lost_lease = "job", 0, ""
 
     def __init__(self, driver: FakeDriver, name: str, is_joining: bool = False) -> None:
         self.driver, self.worker, self.is_joining = driver, name, is_joining
+        self.orders = driver
         self.least, self.most, self.world = 1, driver.most, None
         self.exchange: _Exchange | None = None
         self.said: list[Any] = []
@@ -168,33 +148,13 @@ class FakeMembership:
         self.world, self.exchange = self.driver.next_world(self.worker, place, valid)
         return self.world
 
-    def enter(self, world):
-        pass
+    def ignored(self, *_):
+        """Change nothing."""
 
-    def formed(self):
-        self.said.append("formed")
-
-    def form_failed(self, reason):
-        self.said.append("form_failed")
+    enter = formed = form_failed = explain = ignored
 
     def synced(self, place, run_dir):
-        self.said.append(("synced", place))
         self.driver.is_trained, self.driver.run_dir = True, run_dir
-
-    def change_wanted(self):
-        return self.driver.wants_change
-
-    def stop_wanted(self):
-        return self.driver.stop
-
-    def why_stop(self):
-        return self.driver.why_stop
-
-    def leave(self, why):
-        self.driver.leave(self.worker)
-
-    def left(self):
-        self.said.append("left")
 
     def failed(self, error):
         self.said.append(("failed", error))
@@ -204,21 +164,16 @@ class FakeMembership:
         self.said.append(("done", exit_code))
         self.driver.done(exit_code)
 
-    def explain(self):
-        return None
-
 
 class ElasticWorkers(FakeWorkers):
     """The workers of a job as one thread sees them; alone before the first world."""
 
-    host, is_elastic, may_reduce = "here", True, True
-    controller = coordination = "Gloo"
-
     def __init__(self, membership: FakeMembership) -> None:
+        super().__init__(0, ["here"], None, [])
         self._membership = membership
         self._exchange: _Exchange | None = None
-        self.rank, self.size, self.local_rank, self.local_size = 0, 1, 0, 1
-        self.least, self.most = membership.least, membership.most
+        self.controller = self.coordination = "Gloo"
+        self.is_elastic, self.least, self.most = True, membership.least, membership.most
 
     def restart(self, world):
         self._exchange = self._membership.exchange
@@ -248,7 +203,6 @@ class ElasticNumpyBackend(NumpyBackend):
         self._before = before
 
     def _summed(self, arrays):
-        self._before("reduce")
         everyone = self.workers.allgather_object(arrays)
         return [np.sum(parts, axis=0) for parts in zip(*everyone, strict=True)]
 
@@ -267,7 +221,6 @@ class ElasticNumpyBackend(NumpyBackend):
         self._load(before)
 
     def gather_state(self, spool=None):
-        self._before("gather_state")
         self.workers.barrier()
         state = super().gather_state(spool)
         return state if self.workers.rank == 0 else None
@@ -281,7 +234,3 @@ class ElasticNumpyBackend(NumpyBackend):
     def broadcast_state(self, root):
         self._before("broadcast_state")
         self._load(self.workers.broadcast_object(self._state() if self.workers.rank == root else None, root))
-
-    def parameter_checksums(self):
-        self._before("checksums")
-        return super().parameter_checksums()

@@ -30,33 +30,27 @@ from hvdtrain.loop import run
 from hvdtrain.reporting.report import Report, report_of_others
 from hvdtrain.reporting.run_report import RunReport
 from hvdtrain.session import RunState, Services, Session
-from hvdtrain.workers.agreement import run_on_rank_zero
+from hvdtrain.workers.agreement import Workers, run_on_rank_zero
 from hvdtrain.workers.wire import decode, encode
 
 _ANSWER_SECONDS = 20
 
 
-class FakeWorkers:
+class FakeWorkers(Workers):
     """One of several workers that are threads of this process.
 
     Objects travel encoded, as they do between real workers.
     """
 
-    controller = coordination = "MPI"
-
     def __init__(
         self, rank: int, hosts: Sequence[str], barrier: threading.Barrier, slots: list[bytes]
     ) -> None:
-        self.rank = rank
-        self.size = self.least = self.most = len(hosts)
-        self.is_elastic = False
-        self.may_reduce = self.size > 1
-        self.host = hosts[rank]
-        self.local_rank = list(hosts[:rank]).count(self.host)
-        self.local_size = list(hosts).count(self.host)
+        host, hosts = hosts[rank], list(hosts)
+        super().__init__(host, hosts[:rank].count(host), hosts.count(host))
+        self.rank, self.size, self.least, self.most = rank, *3 * [len(hosts)]
+        self.controller = self.coordination = "MPI"
         self.sent: list[bytes] = []
-        self._barrier = barrier
-        self._slots = slots
+        self._barrier, self._slots = barrier, slots
 
     def allgather_object(self, value: Any) -> list[Any]:
         self._slots[self.rank] = encode(value)
@@ -68,9 +62,6 @@ class FakeWorkers:
 
     def broadcast_object(self, value: Any, root: int = 0) -> Any:
         return self.allgather_object(value if self.rank == root else None)[root]
-
-    def barrier(self) -> None:
-        self.allgather_object(None)
 
     def have_failed(self) -> bool:
         self.barrier()

@@ -30,17 +30,9 @@ class Job:
     """An elastic job whose workers train the digits in this process."""
 
     def __init__(self, folder: Path, **fields) -> None:
-        given = {
-            "framework": "numpy",
-            "steps": 10,
-            "global_batch_size": 64,
-            "log_every": 2,
-            "eval_every": 4,
-            "save_every": 4,
-            "run_dir": str(folder / "run"),
-            **fields,
-        }
         self.run_dir = folder / "run"
+        given = {"framework": "numpy", "steps": 10, "global_batch_size": 64, "run_dir": str(self.run_dir)}
+        given |= {"log_every": 2, "eval_every": 4, "save_every": 4, **fields}
         self.job = prepare([Layer("test", given)], NumpyDigits)
         self.driver = FakeDriver()
         self.outcomes: dict[str, object] = {}
@@ -74,7 +66,6 @@ class Job:
             calls.append(call)
             before(name, call, calls.count(call))
 
-        outcome: object = None
         signals = Signals()
         signals.membership = membership
         try:
@@ -138,10 +129,10 @@ def test_a_worker_that_loses_the_others_when_training_is_complete_has_its_summar
     # "b" may ask for another world before "a" has left this one: then both enter one, which is reported
     kept = [line for line in job.outcomes["a"].history if line["phase"] != "event"]
     assert [(line["phase"], line["step"]) for line in kept] == [("train", 2), ("train", 3), ("eval", 3)]
-    assert job.outcomes["a"].history == job.outcomes["b"].history
-    assert job.outcomes["a"].best == job.outcomes["b"].best
-    assert job.outcomes["a"].final == job.outcomes["b"].final
-    assert job.outcomes["a"].checkpoint == job.outcomes["b"].checkpoint is not None
+    for name in ("history", "best", "final", "checkpoint"):
+        one, other = (getattr(job.outcomes[worker], name) for worker in ("a", "b"))
+        assert one == other
+    assert job.outcomes["a"].checkpoint is not None
     assert job.memberships["b"].said[-1] == ("done", 0)
 
 

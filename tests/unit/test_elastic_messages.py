@@ -1,30 +1,13 @@
 """Messages of elastic jobs: what is sent arrives as it was; anything else is dropped."""
 
-import pytest
+from support.elastic_driver import world
 
 from hvdtrain.elastic.messages import EnterWorld, Ready, encode, from_driver, from_worker
-from hvdtrain.workers.world import Change, MemberInfo, TrainingPosition, World, world_key
+from hvdtrain.workers.world import Change, MemberInfo, TrainingPosition, world_key
 
-MEMBERS = tuple(
-    MemberInfo(worker=f"w{rank}", rank=rank, host="h1", pid=7 + rank, place=TrainingPosition(12, 2))
-    for rank in (0, 1)
-)
-WORLD = World(
-    generation=3,
-    rank=1,
-    size=2,
-    local_rank=1,
-    local_size=2,
-    cross_rank=0,
-    cross_size=1,
-    host="h1",
-    store=("127.0.0.1", 4000),
-    one_host=True,
-    salt="5a17",
-    source="root",
-    members=MEMBERS,
-    change=Change(left=("rank 2 on h2: killed",), why="a worker was lost", since_seconds=0.25),
-)
+ROOT = MemberInfo(worker="w0", rank=0, host="h1", pid=7, place=TrainingPosition(12, 2))
+CHANGE = Change(left=("rank 2 on h2: killed",), why="a worker was lost", since_seconds=0.25)
+WORLD = world(3, 1, source="root", members=(ROOT,), change=CHANGE)
 
 
 def test_a_message_arrives_as_it_was():
@@ -35,28 +18,15 @@ def test_a_message_arrives_as_it_was():
     assert entered.world.root == TrainingPosition(12, 2)
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        b"",
-        b"NoSuchMessage {}",
-        b'Formed {"generation": "two"}',
-        b"Formed \xff\xfe",
-        b"Formed " + b"[" * 100_000,
-    ],
-)
-def test_what_is_no_message_of_a_worker_is_dropped(line):
-    assert from_worker(line) is None
+def test_what_is_no_message_of_a_worker_is_dropped():
+    nonsense = (b'Formed {"generation": "two"}', b"Formed \xff\xfe", b"Formed " + b"[" * 100_000)
+    for line in (b"", b"NoSuchMessage {}", *nonsense):
+        assert from_worker(line) is None
 
 
 def test_each_world_has_a_key_of_its_own():
-    keys = {
-        world_key("job", 1, "a"),
-        world_key("job", 2, "a"),
-        world_key("job", 1, "b"),
-        world_key("b", 1, "a"),
-    }
-    assert len(keys) == 4
+    parts = [("job", 1, "a"), ("job", 2, "a"), ("job", 1, "b"), ("b", 1, "a")]
+    assert len({world_key(*one) for one in parts}) == 4
     variables = WORLD.environment("job")
-    assert variables["HOROVOD_RENDEZVOUS_KEY"] == world_key("job", 3, "5a17")
-    assert (variables["HOROVOD_RANK"], variables["HOROVOD_GLOO_RENDEZVOUS_PORT"]) == ("1", "4000")
+    assert variables["HOROVOD_RENDEZVOUS_KEY"] == world_key("job", 3, "salt")
+    assert (variables["HOROVOD_RANK"], variables["HOROVOD_GLOO_RENDEZVOUS_PORT"]) == ("1", "4321")

@@ -28,11 +28,8 @@ def launched(monkeypatch):
 def test_without_a_launcher_gloo_coordinates_the_one_worker():
     environ: dict[str, str] = {}
     prepare(environ)
-    assert environ == {
-        "HOROVOD_CONTROLLER": "gloo",
-        "HOROVOD_CPU_OPERATIONS": "gloo",
-        "UCX_DEBUG_SIGNO": "0",  # SIGHUP is hvdtrain's
-    }
+    gloo = {"HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo"}
+    assert environ == {**gloo, "UCX_DEBUG_SIGNO": "0"}  # SIGHUP is hvdtrain's
 
 
 def test_horovod_does_not_end_long_work_that_the_watch_knows_of(launched):
@@ -47,22 +44,21 @@ def test_a_stall_limit_of_the_user_below_a_minute_acts(launched, shutdown, check
 
 
 @pytest.mark.parametrize(
-    ("local_size", "yields", "nanoseconds"),
-    [("2", False, None), ("3", True, None), ("16", True, "200000")],
+    ("environ", "yields", "nanoseconds"),
+    [
+        ({"OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, False, None),
+        ({"OMPI_COMM_WORLD_LOCAL_SIZE": "16"}, True, "200000"),
+        ({"SLURM_STEP_TASKS_PER_NODE": "2(x2),3", "SLURM_NODEID": "2"}, True, None),
+    ],
 )
 def test_open_mpi_yields_if_threads_outnumber_cores_and_sleeps_if_workers_do(
-    launched, local_size, yields, nanoseconds
+    launched, environ, yields, nanoseconds
 ):
-    set_for_user = prepare({"OMPI_COMM_WORLD_LOCAL_SIZE": local_size})
+    set_for_user = prepare(environ)
     assert (set_for_user.get("OMPI_MCA_mpi_yield_when_idle") == "1") == yields
     strategy = set_for_user.get("OMPI_MCA_threads_pthreads_yield_strategy")
     assert strategy == ("nanosleep" if nanoseconds else None)
     assert set_for_user.get("OMPI_MCA_threads_pthreads_nanosleep_time") == nanoseconds
-
-
-def test_workers_of_srun_count_as_those_of_mpirun(launched):
-    set_for_user = prepare({"SLURM_STEP_TASKS_PER_NODE": "2(x2),3", "SLURM_NODEID": "2"})
-    assert set_for_user["OMPI_MCA_mpi_yield_when_idle"] == "1"
 
 
 def test_what_the_user_set_is_not_changed(launched):

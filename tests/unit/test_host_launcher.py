@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import psutil
 import pytest
@@ -25,20 +26,11 @@ def launched_by(monkeypatch):
     """Let this process be rank 0 of a launcher with the given name and output file."""
 
     def start(name: str, output: str | Exception) -> None:
-        def readlink(path: str) -> str:
-            assert path == "/proc/42/fd/1"
-            if isinstance(output, Exception):
-                raise output
-            return output
-
-        parents = [
-            SimpleNamespace(name=lambda: "sh", pid=41),
-            SimpleNamespace(name=lambda: name, pid=42),
-            SimpleNamespace(name=lambda: "bash", pid=43),
-        ]
+        others = [SimpleNamespace(name=lambda: "sh", pid=pid) for pid in (41, 43)]
+        parents = [others[0], SimpleNamespace(name=lambda: name, pid=42), others[1]]
         monkeypatch.setenv("HOROVOD_RANK", "0")
         monkeypatch.setattr(launcher.psutil, "Process", lambda: SimpleNamespace(parents=lambda: parents))
-        monkeypatch.setattr(launcher.os, "readlink", readlink)
+        monkeypatch.setattr(launcher.os, "readlink", Mock(side_effect=[output]))
 
     return start
 
@@ -55,6 +47,7 @@ def test_under_a_launcher_the_console_is_its_terminal(launched_by, name):
     path = os.ttyname(shown)
     launched_by(name, path)
     console = open_console()
+    launcher.os.readlink.assert_called_once_with("/proc/42/fd/1")
     console.print("hello")
     console.file.close()
     os.close(shown)

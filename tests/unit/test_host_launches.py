@@ -1,5 +1,7 @@
 """What launchers state in the environment, and the refusal if Horovod does not see their processes."""
 
+from types import SimpleNamespace
+
 import psutil
 import pytest
 
@@ -23,24 +25,14 @@ PODS = {"WORLD_SIZE": "3", "RANK": "2", "MASTER_ADDR": "pod-0"}
         (PODS, "a launcher", 3, 2),
         (TENSORFLOW, "a launcher", 2, 1),
         ({"PMIX_RANK": "3"}, "a launcher with PMIx", 4, 3),
+        ({**STEP, **MPIRUN}, "mpirun", 2, 1),  # srun starts mpirun's daemons
+        ({**MPIRUN, **TORCHRUN}, "torchrun", 4, 1),  # mpirun starts torchrun once per host
+        ({**TORCHRUN, "HOROVOD_SIZE": "5", "HOROVOD_RANK": "2"}, "horovodrun", 5, 2),
     ],
 )
-def test_every_launcher_states_size_and_rank(environ, launcher, size, rank):
+def test_every_launcher_states_size_and_rank_and_the_innermost_counts(environ, launcher, size, rank):
     launch = stated_launch(environ)
     assert (launch.launcher, launch.size, launch.rank) == (launcher, size, rank)
-
-
-@pytest.mark.parametrize(
-    ("environ", "launcher"),
-    [
-        ({**STEP, **MPIRUN}, "mpirun"),  # srun starts mpirun's daemons
-        ({**MPIRUN, **TORCHRUN}, "torchrun"),  # mpirun starts torchrun once per host
-        ({**TORCHRUN, "HOROVOD_SIZE": "4", "HOROVOD_RANK": "1"}, "horovodrun"),
-    ],
-)
-def test_the_innermost_launcher_counts(environ, launcher):
-    launch = stated_launch(environ)
-    assert launch.launcher == launcher
 
 
 @pytest.mark.parametrize(
@@ -61,35 +53,25 @@ def test_what_no_launcher_states(environ):
     ("title", "is_step"), [("slurmstepd: [5.batch]", False), ("slurmstepd: [5.0]", True)]
 )
 def test_a_batch_script_may_inherit_the_variables_of_a_step(monkeypatch, title, is_step):
-    class Daemon:
-        def name(self):
-            return "slurmstepd"
-
-        def cmdline(self):
-            return [title, ""]
-
-    monkeypatch.setattr(psutil.Process, "parents", lambda _: [Daemon()])
+    daemon = SimpleNamespace(name=lambda: "slurmstepd", cmdline=lambda: [title, ""])
+    monkeypatch.setattr(psutil.Process, "parents", lambda _: [daemon])
     assert (stated_launch(STEP) is not None) == is_step
 
 
 @pytest.mark.parametrize("environ", [TORCHRUN, PODS], ids=str)
 def test_processes_that_horovod_does_not_see_are_refused(environ):
     launch = stated_launch(environ)
-    with pytest.raises(
-        EnvironmentFault, match=f"{launch.launcher} started {launch.size} processes"
-    ) as caught:
+    words = f"{launch.launcher} started {launch.size} processes"
+    with pytest.raises(EnvironmentFault, match=words) as caught:
         check_launch_is_seen(launch, size=1, rank=0)
     assert launch.variable in caught.value.problem
     assert "Start with `" in caught.value.remedy
     assert caught.value.everywhere
 
 
-def test_fewer_workers_are_refused():
+def test_fewer_workers_are_refused_and_only_a_rank_that_knows_of_others_speaks():
     with pytest.raises(EnvironmentFault, match="3 workers, with rank 1 here"):
         check_launch_is_seen(Launch("mpirun", "OMPI_COMM_WORLD_SIZE", 4, 1), 3, 1)
-
-
-def test_only_a_rank_that_knows_of_others_can_speak():
     with pytest.raises(EnvironmentFault) as caught:
         check_launch_is_seen(stated_launch({"PMIX_RANK": "1"}), 1, 0)
     assert not caught.value.everywhere

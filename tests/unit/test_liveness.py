@@ -2,15 +2,7 @@
 
 import pytest
 
-from hvdtrain.elastic.watch.liveness import (
-    Liveness,
-    Member,
-    Silent,
-    Stalled,
-    WorkerState,
-    blame,
-    read_state,
-)
+from hvdtrain.elastic.watch.liveness import Liveness, Member, Silent, Stalled, WorkerState, blame, read_state
 from hvdtrain.workers.activity import READING_DATA, TRAINING, Activity
 
 ROOT, ONE, TWO = Member(0, "h1"), Member(1, "h2"), Member(2, "h2")
@@ -55,20 +47,14 @@ def test_the_worker_that_others_wait_for_is_named_with_the_place_in_the_users_co
     assert event.problem.endswith("reading data for training step 12 (data.py, line 7, in __getitem__)")
 
 
-def test_workers_that_cannot_be_told_apart_are_all_named():
+def test_workers_that_cannot_be_told_apart_are_all_named_and_nobody_as_long_as_one_makes_progress():
+    assert judged(doing(age=1), doing(READING_DATA, age=500), doing(age=500)) is None
     event = judged(doing(age=130), doing(age=125), doing(age=140))
     assert event.ranks == ()
     assert event.problem.startswith("no worker has made progress for 125 s: rank 0 on h1 is in training step")
 
 
-def test_as_long_as_one_makes_progress_nobody_waits_in_vain():
-    assert judged(doing(age=1), doing(READING_DATA, age=500), doing(age=500)) is None
-
-
-@pytest.mark.parametrize(
-    ("timeout", "age", "ends"),
-    [(120, 1201, True), (5, 599, False)],
-)
+@pytest.mark.parametrize(("timeout", "age", "ends"), [(120, 1201, True), (5, 599, False)])
 def test_long_work_that_others_wait_for_has_ten_times_as_long_or_ten_minutes(timeout, age, ends):
     saving = doing("saving after step", 11, age, is_long=True)
     event = judged(doing(age=age), saving, doing(age=age), timeout=timeout)
@@ -82,15 +68,11 @@ def test_long_work_of_a_worker_that_itself_waits_changes_nothing():
     assert event.ranks == (1,)
 
 
-def test_a_process_that_was_stopped_itself_begins_anew():
-    rules = liveness()
+def test_a_process_that_was_stopped_itself_begins_anew_and_who_said_goodbye_is_neither_silent_nor_gone():
+    rules = liveness([ONE])
     rules.forgive(500.0)
     assert rules.judge(doing(), 619.0) is None
     assert isinstance(rules.judge(doing(), 620.0), Silent)
-
-
-def test_a_worker_that_said_goodbye_is_neither_silent_nor_gone():
-    rules = liveness([ONE])
     rules.drop(1)
     assert rules.judge(doing(age=1e6), 1e6) is None
     assert rules.left(1) is None

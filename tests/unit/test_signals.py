@@ -82,7 +82,7 @@ def test_the_exit_of_the_tasks_code_is_an_error():
 
 def asked(stop: int = 0) -> Mock:
     """A membership that notes what is asked of it."""
-    return Mock(stop_wanted=lambda: stop, change_wanted=lambda: False)
+    return Mock(orders=Mock(stop=stop, wants_change=False))
 
 
 def test_one_worker_of_an_elastic_job_leaves_it_unless_all_are_to_stop():

@@ -2,9 +2,9 @@
 
 import contextlib
 import socket
-import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -21,17 +21,14 @@ class Accepting:
     def __init__(self, names=("1", "2"), seconds: float = 60) -> None:
         self.links = Links(["127.0.0.1"], KEY, 20)
         (self.address,) = self.links.addresses
-        self.found: dict[str, socket.socket] = {}
-        self._thread = threading.Thread(target=self._accept, args=(names, seconds))
-        self._thread.start()
+        self._found = ThreadPoolExecutor(1).submit(self.links.await_names, names, seconds)
 
-    def _accept(self, names, seconds: float) -> None:
-        self.found = self.links.await_names(names, seconds)
+    @property
+    def found(self) -> dict[str, socket.socket]:
+        """The connections of the workers, once they are there."""
+        return self._found.result(90)
 
     def names(self) -> list[str]:
-        """Wait until the workers are there, and return their names."""
-        self._thread.join(90)
-        assert not self._thread.is_alive()
         return sorted(self.found)
 
     def connect(self, name: str, key: str = KEY, seconds: float = 60) -> socket.socket:
@@ -39,10 +36,9 @@ class Accepting:
         return links.connect([self.address], key, name, seconds, 0)
 
     def close(self) -> None:
-        self.names()
-        self.links.close_all()
         for connection in self.found.values():
             connection.close()
+        self.links.close_all()
 
 
 @pytest.fixture(autouse=True)

@@ -113,14 +113,8 @@ class Own:
     """No class that travels."""
 
 
-@dataclass
-class Unmarked:
-    """Neither is a data class that nobody marked, though it may have the name of one that is."""
-
-    value: int
-
-
-Impostor = type("Checkpoint", (), {"path": 1, "manifest": 2})
+Unmarked = dataclass(type("Unmarked", (), {}))  # neither, for nobody marked it
+Impostor = type("Checkpoint", (), {"path": 1, "manifest": 2})  # nor if it has the name of one that is
 
 
 @pytest.mark.parametrize(
@@ -129,7 +123,7 @@ Impostor = type("Checkpoint", (), {"path": 1, "manifest": 2})
         (Own(), "a test_wire.Own"),
         ({"a": [1, (Own(),)]}, "a test_wire.Own"),
         ({Own(): 1}, "a test_wire.Own"),
-        (Unmarked(1), "a test_wire.Unmarked"),
+        (Unmarked(), "a test_wire.Unmarked"),
         (Impostor(), "a test_wire.Checkpoint"),
         (ValueError("x"), "a builtins.ValueError"),
         (np.array([Own()]), "has the dtype object"),
@@ -155,13 +149,10 @@ def nested(levels, around):
 def test_what_is_nested_too_deep_or_in_itself_or_too_long_is_refused_by_the_sender(monkeypatch):
     endless = []
     endless.append(endless)
-    too_deep = [endless]
-    for around in (lambda value: [value], lambda value: {"a": value}):
-        assert decode(encode(nested(MAX_DEPTH, around))) == nested(MAX_DEPTH, around)
-        too_deep.append(nested(MAX_DEPTH + 1, around))
-    for value in too_deep:
+    for around in (lambda value: [value], lambda value: {"a": value}, lambda _: endless):
+        assert around(0) is endless or decode(encode(nested(MAX_DEPTH, around))) == nested(MAX_DEPTH, around)
         with pytest.raises(ExchangeError, match="deeper than"):
-            encode(value)
+            encode(nested(MAX_DEPTH + 1, around))
     monkeypatch.setattr(wire, "MAX_TEXT_BYTES", 100)
     with pytest.raises(ExchangeError, match="takes 102 bytes, of 100"):
         encode("x" * 100)
@@ -195,12 +186,9 @@ HOSTILE = {
     "no tag": message({}),
     "an unknown tag": message({"pickle": 3}, b"abc"),
     "huge bytes": message({"bytes": 1 << 62}),
-    "negative bytes": message({"bytes": -1}, b"abc"),
     "bytes too many": message(1, b"abc"),
     "objects": message({"array": ["O", [1], 8]}, b"12345678"),
-    "a structure": message({"array": ["i4,i4", [1], 8]}, b"12345678"),
     "a huge array": message({"array": ["<f8", [1 << 40], 1 << 43]}),
-    "a shape that overflows": message({"array": ["<f8", [0, 10**30], 0]}),
     "a negative shape": message({"array": ["<f8", [-1, -1], 8]}, b"12345678"),
     "a shape that differs": message({"array": ["<f8", [2], 8]}, b"12345678"),
     "a dict of no pairs": message({"dict": [[1]]}),

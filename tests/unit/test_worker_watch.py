@@ -8,10 +8,11 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from contextlib import suppress
 
 import psutil
 import pytest
+from support.elastic_driver import eventually
 
 from hvdtrain.elastic.watch import worker_watch
 from hvdtrain.elastic.watch.liveness import HostLost, Left, Member, Silent, WatchLimits, silence_seconds
@@ -26,38 +27,23 @@ class Alarm:
 
     def __init__(self) -> None:
         self.events: list = []
-        self.stacks = ""
         self.rung = threading.Event()
 
     def __call__(self, event, stacks: str) -> None:
         self.events.append(event)
-        self.stacks = stacks
         self.rung.set()
 
 
-class TimesOut:
+class TimesOut(socket.socket):
     """A connection that the kernel has ended because the other side is silent."""
 
-    def __init__(self) -> None:
-        self._socket, self._peer = socket.socketpair()
-        self._peer.close()
-
-    def fileno(self) -> int:
-        return self._socket.fileno()
-
-    def recv(self, size: int, flags: int = 0) -> bytes:
+    def recv(self, *_) -> bytes:
         raise TimeoutError(110, "Connection timed out")
-
-    def send(self, data: bytes, flags: int = 0) -> int:
-        raise BrokenPipeError
-
-    def close(self) -> None:
-        self._socket.close()
 
 
 @pytest.fixture
 def watching(monkeypatch):
-    monkeypatch.setattr(worker_watch, "BEAT_SECONDS", 0.05)
+    monkeypatch.setattr(worker_watch.liveness, "BEAT_SECONDS", 0.05)
     monkeypatch.setattr(worker_watch, "_SPEAKS_ALONE_SECONDS", 0.2)
     monkeypatch.setattr(worker_watch, "_KILL_AFTER_SECONDS", 0.1)
     watches = []
@@ -65,10 +51,8 @@ def watching(monkeypatch):
     def start(connections: dict, rank: int = 0, limits: WatchLimits | None = None, members=MEMBERS) -> Alarm:
         alarm, mark = Alarm(), ActivityMark()
         mark.enter(TRAINING, 12)
-        limits = limits or WatchLimits(0)
-        alarm.watch = WorkerWatch(
-            members[rank], members, connections, limits=limits, on_event=alarm, mark=mark
-        )
+        options = {"limits": limits or WatchLimits(0), "on_event": alarm, "mark": mark}
+        alarm.watch = WorkerWatch(members[rank], members, connections, **options)
         watches.append(alarm.watch)
         return alarm
 
@@ -80,11 +64,9 @@ def watching(monkeypatch):
 def messages(connection, seconds: float = 0.3) -> list[dict]:
     connection.settimeout(seconds)
     data = b""
-    try:
+    with suppress(TimeoutError):
         while part := connection.recv(4096):
             data += part
-    except TimeoutError:
-        pass
     return [json.loads(line) for line in data.splitlines()]
 
 
@@ -92,13 +74,6 @@ def heard_by(alarm: Alarm) -> list[str]:
     """Return what the others are doing, as far as a watch has heard it."""
     states = [heard.state for heard in list(alarm.watch._liveness._heard.values())]
     return [state.name for state in states if state is not None]
-
-
-def eventually(condition: Callable[[], bool]) -> bool:
-    until = time.monotonic() + 60
-    while not condition() and time.monotonic() < until:
-        time.sleep(0.01)
-    return condition()
 
 
 def test_both_sides_tell_what_they_do(watching):
@@ -111,8 +86,9 @@ def test_both_sides_tell_what_they_do(watching):
 
 
 def test_a_silent_host_is_named_with_its_ranks_and_the_others_are_told(watching):
-    here, there = socket.socketpair()
-    alarm = watching({TimesOut(): MEMBERS[3], here: MEMBERS[2]}, 0, WatchLimits(0, 20))
+    (here, there), (lost, _) = socket.socketpair(), socket.socketpair()
+    silent = TimesOut(fileno=lost.detach())
+    alarm = watching({silent: MEMBERS[3], here: MEMBERS[2]}, 0, WatchLimits(0, 20))
     assert alarm.rung.wait(60)
     (event,) = alarm.events
     assert isinstance(event, HostLost)
@@ -144,15 +120,10 @@ def test_a_worker_that_failed_and_said_so_is_no_event(watching):
     assert alarm.watch.explain() is None
 
 
-def stopped_process() -> subprocess.Popen:
-    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
-    os.kill(process.pid, signal.SIGSTOP)
-    return process
-
-
 @pytest.mark.parametrize("is_same", [True, False], ids=["the-worker", "another-process-of-its-number"])
 def test_a_stopped_process_of_this_host_is_killed_so_that_it_cannot_wake_up(watching, is_same):
-    process = stopped_process()
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    os.kill(process.pid, signal.SIGSTOP)
     begun = psutil.Process(process.pid).create_time() + (0 if is_same else 100)
     members = [MEMBERS[0], Member(1, "h1", "m", process.pid, begun)]
     here, there = socket.socketpair()

@@ -1,5 +1,6 @@
 """What the driver of an elastic job works with: processes in slots of hosts, and a store for each world."""
 
+import os
 import shlex
 import signal
 import socket
@@ -9,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
 from typing import Any
 
 from horovod.runner.common.util.settings import Settings
@@ -43,56 +44,6 @@ if abs(process.create_time() - float(sys.argv[2])) < float(sys.argv[3]):
 """
 
 
-@dataclass(frozen=True)
-class StartOptions:
-    """How workers are started."""
-
-    command: Sequence[str]  # the command of every worker
-    # the environment of every worker, without what is its own
-    environ: Mapping[str, str] = field(default_factory=dict)
-    ssh_port: int | None = None  # of sshd on other hosts; None for ssh's default
-    ssh_identity_file: str | None = None  # the private key; None for ssh's default
-    output_folder: str | None = None  # where the output of each worker is also written; None for nowhere
-    has_timestamps: bool = False  # whether lines of output have the time before them
-    verbose: bool = False  # whether the commands are shown
-
-    def settings(self) -> Any:
-        """Return the settings with which Horovod's launcher starts a worker."""
-        return Settings(
-            num_proc=2,  # of it, only the width of a rank in the name of an output folder is made
-            verbose=2 if self.verbose else 0,
-            ssh_port=self.ssh_port,
-            ssh_identity_file=self.ssh_identity_file,
-            output_filename=self.output_folder,
-            elastic=True,  # the end of a worker ends no other one
-            prefix_output_with_timestamp=self.has_timestamps,
-        )
-
-
-def job_environment(
-    environ: Mapping[str, str], job_key: str, addresses: Sequence[tuple[str, int]]
-) -> dict[str, str]:
-    """Return the environment of all workers of a job."""
-    kept = {name: value for name, value in environ.items() if name not in _NOT_PASSED_ON}
-    return {
-        "PYTHONHASHSEED": "0",  # sets of strings must have the same order in all workers
-        **kept,
-        "PYTHONUNBUFFERED": "1",
-        "HOROVOD_CONTROLLER": "gloo",
-        "HOROVOD_CPU_OPERATIONS": "gloo",
-        KEY_VARIABLE: job_key,
-        ELASTIC_VARIABLE: ",".join(f"{address}:{port}" for address, port in addresses),
-    }
-
-
-@dataclass(frozen=True)
-class _SlotInfo:
-    """What Horovod's launcher requests of a slot: the tag of its output, and its host."""
-
-    rank: str
-    hostname: str
-
-
 class WorkerProcess:
     """A worker's process, and the processes that start it and forward its output."""
 
@@ -102,11 +53,8 @@ class WorkerProcess:
             request.signum = number  # type: ignore[attr-defined] # which Horovod's launcher sends
         self._disconnect = threading.Event()  # without a number: end the ssh client
         self._is_far = False
-
-    @property
-    def events(self) -> list[threading.Event]:
-        """What Horovod's launcher waits for while the worker runs."""
-        return [*self._requests.values(), self._disconnect]
+        # what Horovod's launcher waits for while the worker runs
+        self.events = [*self._requests.values(), self._disconnect]
 
     def signal(self, number: int) -> None:
         """Send SIGTERM, SIGINT or SIGKILL, each once. It does not wait, and reaches workers of this host."""
@@ -125,59 +73,9 @@ class WorkerProcess:
             self._disconnect.set()
 
 
-def start_worker(
-    options: StartOptions, worker: str, slot: Slot, on_exit: Callable[[int], None], process: WorkerProcess
-) -> None:
-    """Start a worker, on another host over ssh; its output has its name as tag. It does not wait."""
-    settings = options.settings()
-    if options.output_folder:
-        _mkdir_p(options.output_folder)
-    own = {WORKER_VARIABLE: worker, SLOT_VARIABLE: str(slot.number), _HOST_VARIABLE: slot.host}
-    environ = {**options.environ, **own}
-
-    def run() -> None:
-        code = 1
-        try:
-            command = shlex.join(options.command)
-            if is_this_host(slot.host):
-                # A shell that starts the worker and waits for it could be killed in its place, just before it
-                # starts it. On another host, Horovod's launcher writes the same.
-                command = f"exec {command}"
-            else:
-                process.is_on_another_host()
-            execute = _exec_command_fn(settings, environ)
-            code, _ = execute(command, _SlotInfo(worker, slot.host), process.events)
-        finally:
-            on_exit(_with_signal(code))
-
-    threading.Thread(target=run, name=f"process of {worker}", daemon=True).start()
-
-
-def _with_signal(code: int) -> int:
-    """Return the exit code of a shell with that of a signal as a negative number."""
-    is_signal = 128 < code < SSH_FAILED and code - 128 in {int(one) for one in signal.valid_signals()}
-    return 128 - code if is_signal else code
-
-
 def is_this_host(host: str) -> bool:
     """Return whether workers of a host start without ssh, as Horovod's launcher decides it."""
     return network.resolve_host_address(host) in network.get_local_host_addresses()
-
-
-def kill_process(options: StartOptions, host: str, pid: int, process_seconds: float) -> None:
-    """Kill a process of any host unless its number is another process's now. It does not wait."""
-
-    def run() -> None:
-        if is_this_host(host):
-            kill_if_same(pid, process_seconds)
-            return
-        words = [sys.executable, "-c", _KILL_FAR, str(pid), repr(process_seconds), str(SAME_START_SECONDS)]
-        quoted, (port, key) = shlex.quote(shlex.join(words)), (options.ssh_port, options.ssh_identity_file)
-        with suppress(OSError):
-            command = get_remote_command(quoted, host, port, key, _CONNECT_SECONDS)
-            run_limited(["/bin/sh", "-c", command], _KILL_SECONDS)
-
-    threading.Thread(target=run, name=f"end of process {pid}", daemon=True).start()
 
 
 # A request for a key that is not there yet waits so long: workers then ask once, not every 10 ms.
@@ -296,20 +194,32 @@ LOOPBACK = "127.0.0.1"
 
 
 class HostCluster:
-    """Hosts, in whose slots the driver starts workers. Nothing here waits."""
+    """Hosts, in whose slots the driver starts workers; ``options`` are settings of Horovod's launcher.
+
+    Nothing here waits.
+    """
 
     def __init__(
         self,
-        options: StartOptions,
+        command: Sequence[str],
         job_key: str,
         find_hosts: Callable[[], Sequence[HostSlots]],
         *,
+        environ: Mapping[str, str] = os.environ,
         interface_names: Sequence[str] = (),
         is_fixed: bool = True,
+        **options: Any,
     ) -> None:
         others = [one.name for one in find_hosts() if not is_this_host(one.name)]
         if interface_names:
-            self.listen_on = _addresses_of(interface_names)
+            found = interfaces(loopback=True)
+            if missing := [name for name in interface_names if name not in found]:
+                raise UsageError(
+                    f"--network-interfaces {','.join(interface_names)}: "
+                    f"this host has no {missing[0]} with an IPv4 address",
+                    f"It has: {', '.join(sorted(found))}.",
+                )
+            self.listen_on = [text.partition("/")[0] for name in interface_names for text in found[name]]
         elif is_fixed and not others:
             self.listen_on = [LOOPBACK]
         else:
@@ -318,16 +228,57 @@ class HostCluster:
             self.listen_on = list(dict.fromkeys(routes)) or all_own or [LOOPBACK]
         self.hosts = find_hosts
         self.addresses: Sequence[tuple[str, int]] = ()
-        self._options, self._job_key = options, job_key
+        self._command, self._job_key, self._environ = shlex.join(command), job_key, environ
+        # of the number of workers, only the width of a rank in the name of an output folder is made; and the
+        # end of a worker ends no other one
+        self._settings = Settings(**{"num_proc": 2, "verbose": 0, "elastic": True, **options})
         self._address_for: dict[str, str] = {}
 
     def start(self, worker: str, slot: Slot, on_exit: Callable[[int], None]) -> WorkerProcess:
-        """Start a worker; another thread calls ``on_exit`` with its code, that of a signal is negative."""
-        environ = job_environment(self._options.environ, self._job_key, self.addresses)
+        """Start a worker, on another host over ssh; its output has its name as tag.
+
+        Another thread calls ``on_exit`` with its exit code, that of a signal is negative.
+        """
         process = WorkerProcess()
-        start_worker(replace(self._options, environ=environ), worker, slot, on_exit, process)
+        if self._settings.output_filename:
+            _mkdir_p(self._settings.output_filename)
+        execute = _exec_command_fn(self._settings, self._environment(worker, slot))
+
+        def run() -> None:
+            code = 1
+            try:
+                command = self._command
+                if is_this_host(slot.host):
+                    # A shell that starts the worker and waits for it could be killed in its place, just
+                    # before it starts it. On another host, Horovod's launcher writes the same.
+                    command = f"exec {command}"
+                else:
+                    process.is_on_another_host()
+                slot_info = SimpleNamespace(rank=worker, hostname=slot.host)  # the tag of its output
+                code, _ = execute(command, slot_info, process.events)
+            finally:  # a shell's exit code of a signal is 128 and its number
+                is_signal = 128 < code < SSH_FAILED and code - 128 in signal.valid_signals()
+                on_exit(128 - code if is_signal else code)
+
+        threading.Thread(target=run, name=f"process of {worker}", daemon=True).start()
         threading.Thread(target=self.find_way_to, args=(slot.host,), daemon=True).start()
         return process
+
+    def _environment(self, worker: str, slot: Slot) -> dict[str, str]:
+        """Return the environment of a worker."""
+        kept = {name: value for name, value in self._environ.items() if name not in _NOT_PASSED_ON}
+        return {
+            "PYTHONHASHSEED": "0",  # sets of strings must have the same order in all workers
+            **kept,
+            "PYTHONUNBUFFERED": "1",
+            "HOROVOD_CONTROLLER": "gloo",
+            "HOROVOD_CPU_OPERATIONS": "gloo",
+            KEY_VARIABLE: self._job_key,
+            ELASTIC_VARIABLE: ",".join(f"{address}:{port}" for address, port in self.addresses),
+            WORKER_VARIABLE: worker,
+            SLOT_VARIABLE: str(slot.number),
+            _HOST_VARIABLE: slot.host,
+        }
 
     def find_way_to(self, host: str) -> None:
         """Find out which of the addresses a host reaches. It may wait for a name server."""
@@ -341,7 +292,19 @@ class HostCluster:
 
     def kill_far(self, host: str, pid: int, process_seconds: float) -> None:
         """Kill a process of a host if it can be reached, unless its number is another process's now."""
-        kill_process(self._options, host, pid, process_seconds)
+        port, key = self._settings.ssh_port, self._settings.ssh_identity_file
+
+        def run() -> None:
+            if is_this_host(host):
+                kill_if_same(pid, process_seconds)
+                return
+            words = [sys.executable, "-c", _KILL_FAR, *map(str, (pid, process_seconds, SAME_START_SECONDS))]
+            quoted = shlex.quote(shlex.join(words))
+            with suppress(OSError):
+                command = get_remote_command(quoted, host, port, key, _CONNECT_SECONDS)
+                run_limited(["/bin/sh", "-c", command], _KILL_SECONDS)
+
+        threading.Thread(target=run, name=f"end of process {pid}", daemon=True).start()
 
     def open_store(self, key: str) -> WorldStore:
         """Open the rendezvous of a world, which has this key."""
@@ -350,14 +313,3 @@ class HostCluster:
     def say(self, text: str) -> None:
         """Tell the user, on standard error."""
         say(text)
-
-
-def _addresses_of(names: Sequence[str]) -> list[str]:
-    found = interfaces(loopback=True)
-    missing = [name for name in names if name not in found]
-    if missing:
-        raise UsageError(
-            f"--network-interfaces {','.join(names)}: this host has no {missing[0]} with an IPv4 address",
-            f"It has: {', '.join(sorted(found))}.",
-        )
-    return [text.partition("/")[0] for name in names for text in found[name]]

@@ -11,43 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hvdtrain.elastic import messages
+from hvdtrain.elastic.driver import records
 from hvdtrain.elastic.driver.membership import Members
-from hvdtrain.elastic.driver.records import (
-    SSH_FAILED,
-    Action,
-    Arrived,
-    CloseStore,
-    Discovered,
-    Event,
-    Exited,
-    Finish,
-    Forward,
-    Heard,
-    Kill,
-    Limits,
-    Lost,
-    OpenWorld,
-    Say,
-    Send,
-    Signalled,
-    Slot,
-    Start,
-    StoreFailed,
-    Tick,
-    Woke,
-)
 from hvdtrain.elastic.driver.worlds import State
 from hvdtrain.elastic.links import Link, Links
-from hvdtrain.elastic.messages import (
-    DriverBeat,
-    End,
-    EnterWorld,
-    FromDriver,
-    Hello,
-    KillProcess,
-    Refuse,
-    from_worker,
-)
 from hvdtrain.elastic.watch.liveness import BEAT_SECONDS
 from hvdtrain.host.hostfile import HostSlots
 from hvdtrain.workers.world import World, world_key
@@ -66,22 +34,22 @@ _TURN_SECONDS = 0.1  # after which the loop looks at what is due
 class _Known:
     """A worker that was started."""
 
-    slot: Slot
+    slot: records.Slot
     process: "WorkerProcess | None" = None  # None if it could not be started
     has_exited: bool = False
     link: Link | None = None  # while it is connected
-    hello: Hello | None = None
+    hello: messages.Hello | None = None
     look_at: float = float("inf")  # when to look for it on its host, once it was killed
+
+    @property
+    def running(self) -> "WorkerProcess | None":
+        """The process that started it here, while that runs."""
+        return None if self.has_exited else self.process
 
     @property
     def is_there(self) -> bool:
         """Whether it may still be there."""
-        return self.link is not None or self.is_running
-
-    @property
-    def is_running(self) -> bool:
-        """Whether the process that started it here runs."""
-        return self.process is not None and not self.has_exited
+        return self.link is not None or self.running is not None
 
 
 class Driver:
@@ -89,7 +57,7 @@ class Driver:
 
     def __init__(
         self,
-        limits: Limits,
+        limits: records.Limits,
         cluster: "HostCluster",
         job_key: str,
         *,
@@ -100,19 +68,20 @@ class Driver:
         self._links = Links(cluster.listen_on, job_key, limits.silence_seconds)
         cluster.addresses = self._links.addresses
         self._members = Members(limits, time.monotonic(), job=secrets.token_hex(8), command=command)
-        self._events: deque[Event] = deque()  # from other threads and signal handlers, too
+        self._events: deque[records.Event] = deque()  # from other threads and signal handlers, too
         self._workers: dict[str, _Known] = {}
         self._hosts: Sequence[HostSlots] = ()
         self._store: WorldStore | None = None
-        self._finish: Finish | None = None
+        self._finish: records.Finish | None = None
         self._state_file, self._state = environ.get(STATE_VARIABLE, ""), ""
+        self._next_beat = time.monotonic()
 
     def signal(self, number: int) -> None:
         """Let all workers save and stop; the second time, end them. A signal handler may call it."""
-        self._events.append(Signalled(number))
+        self._events.append(records.Signalled(number))
         self._links.wake()
 
-    def run(self) -> Finish:
+    def run(self) -> records.Finish:
         """Run the job to its end, and return how it ended. Whatever happens, all workers are ended."""
         try:
             self._run()
@@ -125,108 +94,104 @@ class Driver:
     # the loop
 
     def _run(self) -> None:
-        next_beat = turned = time.monotonic()
+        turned = time.monotonic()
         while self._finish is None:
-            self._discover()
+            if (hosts := tuple(self._cluster.hosts())) != self._hosts:
+                self._hosts = hosts
+                self._take(records.Discovered(hosts))
             received = self._links.wait(0.0 if self._events else _TURN_SECONDS)
             now = time.monotonic()
             if now - turned > _STOPPED_SECONDS:
-                self._take(Woke(now - turned))
+                self._take(records.Tick(now - turned))
             turned = now
-            if now >= next_beat:
-                next_beat = now + BEAT_SECONDS
-                self._beat()
+            self._beat(now)
             self._receive(received)
             while self._events and self._finish is None:
                 self._take(self._events.popleft())
-            self._take(Tick())
+            self._take(records.Tick())
             self._look_far(now)
-            if self._state_file:
-                self._write_state(self._members.state, self._members.snapshot())
+            self._write_state(self._members.state, self._members.snapshot())
 
-    def _take(self, event: Event) -> None:
+    def _take(self, event: records.Event) -> None:
         for action in self._members.take(event, time.monotonic()):
             self._act(action)
 
-    def _discover(self) -> None:
-        hosts = tuple(self._cluster.hosts())
-        if hosts != self._hosts:
-            self._hosts = hosts
-            self._take(Discovered(hosts))
-
-    def _beat(self) -> None:
+    def _beat(self, now: float) -> None:
+        if now < self._next_beat:
+            return
+        self._next_beat = now + BEAT_SECONDS
         for name, one in self._workers.items():
             if one.link is not None and self._members.hears(name):
-                one.link.send(DriverBeat(), may_drop=True)
+                one.link.send(messages.DriverBeat(), may_drop=True)
 
     def _receive(self, received: Sequence[tuple[Link, bytes]]) -> None:
         for link, line in received:
-            message = from_worker(line)
-            if message is None:
+            message = messages.from_worker(line)
+            if message is None or (link.worker and isinstance(message, messages.Hello)):
                 continue
-            if not link.worker:
-                self._arrive(link, message) if isinstance(message, Hello) else self._links.close(link)
-            elif not isinstance(message, Hello):
-                self._take(Heard(link.worker, message))
+            if link.worker:
+                self._take(records.Heard(link.worker, message))
+            elif isinstance(message, messages.Hello):
+                self._arrive(link, message)
+            else:
+                self._links.close(link)
         for link in self._links.closed():
             if link.worker:
                 self._workers[link.worker].link = None
-                self._take(Lost(link.worker, link.is_unreachable))
+                self._take(records.Lost(link.worker, link.is_unreachable))
 
-    def _arrive(self, link: Link, hello: Hello) -> None:
+    def _arrive(self, link: Link, hello: messages.Hello) -> None:
         """Let a worker in, if it is one that was started."""
         name = link.claimed
+        if self._finish is None and self._members.admits(name):
+            link.worker = name
+            self._workers[name].link, self._workers[name].hello = link, hello
+            self._take(records.Arrived(name, hello))
+            return
         if self._finish is not None:  # another worker says what ended the job, or this process does
-            link.send(End(problem=self._finish.problem, exit_code=self._finish.exit_code))
-            self._links.close(link)
-            return
-        if not self._members.admits(name):
+            link.send(messages.End(problem=self._finish.problem, exit_code=self._finish.exit_code))
+        else:
             problem = f"the job expects no worker of the name {name!r}: it was given up, or is there already"
-            link.send(Refuse(problem=problem))
-            self._links.close(link)
-            return
-        link.worker = name
-        self._workers[name].link, self._workers[name].hello = link, hello
-        self._take(Arrived(name, hello))
+            link.send(messages.Refuse(problem=problem))
+        self._links.close(link)
 
     # actions
 
-    def _act(self, action: Action) -> None:
+    def _act(self, action: records.Action) -> None:
         match action:
-            case Start(worker, slot):
+            case records.Start(worker, slot):
                 self._start(worker, slot)
-            case Send(worker, message):
+            case records.Send(worker, message):
                 self._send(worker, message)
-            case Kill(worker):
+            case records.Kill(worker):
                 self._kill(self._workers[worker])
-            case Forward(worker, number):
-                one = self._workers[worker]
-                if one.process is not None and not one.has_exited:
-                    one.process.signal(number)
-            case OpenWorld(worlds):
+            case records.Forward(worker, number):
+                if process := self._workers[worker].running:
+                    process.signal(number)
+            case records.OpenWorld(worlds):
                 self._open(worlds)
-            case CloseStore():
+            case records.CloseStore():
                 self._close_store()
-            case Say(text):
+            case records.Say(text):
                 self._cluster.say(text)
-            case Finish():
+            case records.Finish():
                 self._finish = action
 
-    def _start(self, worker: str, slot: Slot) -> None:
+    def _start(self, worker: str, slot: records.Slot) -> None:
         one = self._workers[worker] = _Known(slot)
 
         def on_exit(code: int) -> None:
             one.has_exited = True
-            self._events.append(Exited(worker, code))
+            self._events.append(records.Exited(worker, code))
             self._links.wake()
 
         try:
             one.process = self._cluster.start(worker, slot, on_exit)
         except OSError as error:
             self._cluster.say(f"cannot start a worker on {slot}: {error}")
-            self._events.append(Exited(worker, SSH_FAILED))  # which is no crash of the worker
+            self._events.append(records.Exited(worker, records.SSH_FAILED))  # which is no crash of the worker
 
-    def _send(self, worker: str, message: FromDriver) -> None:
+    def _send(self, worker: str, message: messages.FromDriver) -> None:
         if (link := self._workers[worker].link) is not None:
             link.send(message)
 
@@ -238,12 +203,12 @@ class Driver:
         try:
             self._store = self._cluster.open_store(world_key(self._key, generation, salt))
         except OSError as error:
-            self._events.append(StoreFailed(str(error)))
+            self._events.append(records.StoreFailed(str(error)))
             return
         for world in worlds:
             store = (self._cluster.address_for(world.host), self._store.port)
             entered = world.model_copy(update={"store": store, "salt": salt})
-            self._send(world.members[world.rank].worker, EnterWorld(world=entered))
+            self._send(world.members[world.rank].worker, messages.EnterWorld(world=entered))
 
     def _close_store(self) -> None:
         if self._store is not None:
@@ -254,12 +219,12 @@ class Driver:
 
     def _kill(self, worker: _Known) -> None:
         """Kill a worker: through its launcher, by the other workers of its host, and then from afar."""
-        if worker.process is not None and worker.is_running:
-            worker.process.kill()
+        if process := worker.running:
+            process.kill()
         hello = worker.hello
         if hello is None or not worker.is_there:
             return
-        order = KillProcess(pid=hello.pid, process_seconds=hello.process_seconds)
+        order = messages.KillProcess(pid=hello.pid, process_seconds=hello.process_seconds)
         for other in self._workers.values():
             is_near = other.hello and (other.hello.host, other.hello.machine) == (hello.host, hello.machine)
             if other is not worker and other.link is not None and is_near:
@@ -270,29 +235,23 @@ class Driver:
         """Kill workers that do not end from afar: their launcher's process here is not the worker."""
         for worker in [one for one in self._workers.values() if now >= one.look_at]:
             worker.look_at = float("inf")
-            if worker.is_there:
-                self._kill_far(worker)
+            if worker.is_there and (hello := worker.hello) is not None:
+                self._cluster.kill_far(worker.slot.host, hello.pid, hello.process_seconds)
 
     def _left(self) -> list[_Known]:
         """Return the workers that may still be there."""
         return [one for one in self._workers.values() if one.is_there]
-
-    def _kill_far(self, worker: _Known) -> None:
-        if (hello := worker.hello) is not None:
-            self._cluster.kill_far(worker.slot.host, hello.pid, hello.process_seconds)
 
     def _await_ends(self, seconds: float) -> None:
         """Wait until all workers have ended by themselves; a second signal ends the wait.
 
         They still get beats: without these they would not end a checkpoint that they write.
         """
-        until, next_beat = time.monotonic() + seconds, time.monotonic()
+        until = time.monotonic() + seconds
         while self._left() and (now := time.monotonic()) < until:
-            if now >= next_beat:
-                next_beat = now + BEAT_SECONDS
-                self._beat()
-            self._receive(self._links.wait(min(_TURN_SECONDS, max(0.0, until - time.monotonic()))))
-            if any(isinstance(event, Signalled) for event in list(self._events)):
+            self._beat(now)
+            self._receive(self._links.wait(_TURN_SECONDS))
+            if any(isinstance(event, records.Signalled) for event in list(self._events)):
                 return
             self._events.clear()
 
@@ -301,23 +260,18 @@ class Driver:
         for worker in self._left():
             self._kill(worker)
         until = time.monotonic() + _KILLED_SECONDS
-        is_looked_for = False
         while self._left() and (now := time.monotonic()) < until:
             self._receive(self._links.wait(_TURN_SECONDS))
-            if not is_looked_for and until - now < _KILLED_SECONDS - _FAR_SECONDS:
-                is_looked_for = True
-                for worker in self._left():
-                    self._kill_far(worker)
+            self._look_far(now)
         self._close_store()
         self._links.close_all()
-        if self._state_file:
-            self._write_state(State.ENDED, [])
+        self._write_state(State.ENDED, [])
 
     def _write_state(self, state: State, members: Sequence[Mapping[str, Any]]) -> None:
         """Replace the state file as a whole if something has changed. If it cannot, that disturbs nobody."""
         generation = self._members.generation
         text = json.dumps({"state": state.value, "generation": generation, "members": members})
-        if text != self._state:
+        if self._state_file and text != self._state:
             self._state, path = text, Path(self._state_file)
             new = path.with_name(f".{path.name}.new")
             with suppress(OSError):

@@ -11,7 +11,7 @@ from typing import Any
 
 from horovod.runner.common.util import config_parser, safe_shell_exec
 
-from hvdtrain.elastic.driver.clusters import HostCluster, StartOptions
+from hvdtrain.elastic.driver.clusters import HostCluster
 from hvdtrain.elastic.driver.driver import Driver
 from hvdtrain.elastic.driver.hosts import HostWatch, ScriptHosts, parse_hosts
 from hvdtrain.elastic.driver.records import make_limits, say
@@ -29,7 +29,9 @@ def run_host_job(args: Any) -> None:
     except UsageError as error:
         raise ValueError(str(error).replace("\n", "\n  ")) from None
     except DiscoveryError as error:
-        say(f"{error}\nTo check it: {_doctor_command(args)}")
+        words = ["python", "-m", "hvdtrain", "doctor", "--host-discovery-script", args.host_discovery_script]
+        words += ["--slots-per-host", str(args.slots)] if args.slots else []
+        say(f"{error}\nTo check it: {shlex.join(words)}")
         code = error.exit_code
     if code:
         sys.exit(code)
@@ -58,21 +60,18 @@ def _run(args: Any) -> int:
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, _OPEN_FILES)), hard))
     environ, job_key = dict(os.environ), secrets.token_hex(32)
     config_parser.set_env_from_args(environ, args)
-    options = StartOptions(
-        command=args.command,
-        environ=environ,
-        ssh_port=args.ssh_port,
-        ssh_identity_file=args.ssh_identity_file,
-        output_folder=args.output_filename,
-        has_timestamps=args.prefix_output_with_timestamp,
-        verbose=args.verbose,
-    )
     cluster = HostCluster(
-        options,
+        args.command,
         job_key,
         find_hosts,
+        environ=environ,
         interface_names=interface_names,
         is_fixed=not args.host_discovery_script,
+        verbose=2 if args.verbose else 0,
+        ssh_port=args.ssh_port,
+        ssh_identity_file=args.ssh_identity_file,
+        output_filename=args.output_filename,
+        prefix_output_with_timestamp=args.prefix_output_with_timestamp,
     )
     driver = Driver(limits, cluster, job_key, command=shlex.join(args.command))
     try:
@@ -117,8 +116,3 @@ def _hosts(args: Any) -> tuple[Callable[[], Sequence[HostSlots]], Callable[[], N
     except DiscoveryError as error:
         raise UsageError(f"-H {args.hosts}: {error.problem}", "Write host1:2,host2:2.") from None
     return lambda: hosts, lambda: None
-
-
-def _doctor_command(args: Any) -> str:
-    words = ["python", "-m", "hvdtrain", "doctor", "--host-discovery-script", args.host_discovery_script]
-    return shlex.join([*words, *(["--slots-per-host", str(args.slots)] if args.slots else [])])

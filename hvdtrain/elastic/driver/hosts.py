@@ -112,9 +112,7 @@ class HostWatch:
     def __init__(
         self, script: ScriptHosts, say: Callable[[str], None], every_seconds: float = EVERY_SECONDS
     ) -> None:
-        self._script = script
-        self._say = say
-        self._every_seconds = every_seconds
+        self._script, self._say, self._every_seconds = script, say, every_seconds
         self._hosts: list[HostSlots] = []
         self._problem = ""
         self._is_closing = threading.Event()

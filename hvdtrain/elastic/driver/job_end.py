@@ -1,21 +1,8 @@
 """When an elastic job ends, and how its workers are notified."""
 
 import signal
-from collections.abc import Callable
 
-from hvdtrain.elastic.driver.records import (
-    COMMAND_NOT_FOUND,
-    END_SECONDS,
-    NOT_EXECUTABLE,
-    SSH_FAILED,
-    Action,
-    CloseStore,
-    Finish,
-    Forward,
-    Limits,
-    Say,
-    Send,
-)
+from hvdtrain.elastic.driver import records
 from hvdtrain.elastic.driver.roster import ALIVE, IN_WORLD, Roster, Stage, Worker
 from hvdtrain.elastic.driver.worlds import SAME_STEP, SAME_STEP_LOST, State, Worlds
 from hvdtrain.elastic.messages import Abort, End, Stop
@@ -40,8 +27,8 @@ _NOT_A_WORKER = (
     "hvd.elastic needs HVDTRAIN_ELASTIC_DRIVER=horovod."
 )
 _ENDED = {
-    COMMAND_NOT_FOUND: (": the command was not found", "Is it installed there, and in PATH?"),
-    NOT_EXECUTABLE: (": the command cannot be executed", "Is it a program that you may execute?"),
+    records.COMMAND_NOT_FOUND: (": the command was not found", "Is it installed there, and in PATH?"),
+    records.NOT_EXECUTABLE: (": the command cannot be executed", "Is it a program that you may execute?"),
     EXIT_USAGE: ("", f"{_CANNOT_START} Exit code 2 means a wrong option or a missing file."),
 }
 _NO_SLOTS = (
@@ -65,7 +52,7 @@ def cannot_start(last: Worker | None, command: str) -> tuple[int, str, str]:
     code = last.exit_code
     if last.failure is not None:
         return last.failure.exit_code, failed, _CANNOT_START
-    if last.hello is None and code == SSH_FAILED:
+    if last.hello is None and code == records.SSH_FAILED:
         return EXIT_ENVIRONMENT, failed, f"Check it: python -m hvdtrain doctor -H {last.slot.host}"
     if last.hello is not None or last.is_late or code is None or code < 0:
         return EXIT_ENVIRONMENT, failed, _LONGER_START if last.is_late else _CANNOT_START
@@ -96,17 +83,10 @@ _FOREVER = float("inf")
 class JobEnd:
     """Decides when the job ends, lets its workers save and stop before, and ends it."""
 
-    def __init__(
-        self,
-        limits: Limits,
-        roster: Roster,
-        worlds: Worlds,
-        do: Callable[[Action], None],
-        *,
-        command: str = "",
-    ) -> None:
-        self._limits, self._roster, self._worlds, self._do = limits, roster, worlds, do
-        self._command, self._timeout = command, f"{limits.elastic_timeout:.0f} s (--elastic-timeout)"
+    def __init__(self, roster: Roster, worlds: Worlds, command: str) -> None:
+        self._limits, self._roster, self._worlds, self._do = roster.limits, roster, worlds, roster.do
+        self._command = command
+        self._timeout = f"{self._limits.elastic_timeout:.0f} s (--elastic-timeout)"
         self.last_failure: Worker | None = None  # the worker that failed last
         self.purpose: Purpose = "train"  # what the next world is for: to train, or to save and end
         self.why_stopped = ""  # as text, if the workers save and stop
@@ -141,7 +121,7 @@ class JobEnd:
             return
         self.why_stopped = self.why_stopped or f"{name} came"
         self._was_asked, self._signal, self.purpose = True, number, "stop"
-        self._do(Say(f"{name}: the workers save and stop"))
+        self._do(records.Say(f"{name}: the workers save and stop"))
         if self._worlds.state is State.TRAINING:
             self.send_stop(now)
 
@@ -153,7 +133,7 @@ class JobEnd:
         self.why_stopped = f"{are} to leave, and no other is ready ({causes}{more})"
         self._remedy = _resume_with(self._limits.least)
         self.purpose, self._signal = "stop", signal.SIGTERM
-        self._do(Say(f"{self.why_stopped}: the job saves and stops"))
+        self._do(records.Say(f"{self.why_stopped}: the job saves and stops"))
 
     def save_for_lack(self, have: int) -> None:
         """Let the workers that are left save and stop: for too long there were only so many."""
@@ -164,21 +144,21 @@ class JobEnd:
             f"{_last(self.last_failure)}"
         )
         self._remedy = _resume_with(self._limits.least)
-        self._do(Say(f"{self.why_stopped}: the job saves and stops"))
+        self._do(records.Say(f"{self.why_stopped}: the job saves and stops"))
 
     def send_stop(self, now: float) -> None:
         """Let the workers of the world save and stop, as was requested."""
         self._worlds.state = State.STOPPING
         self._grace_by, self._stop_by = now + GRACE_SECONDS, min(self._stop_by, now + STOP_SECONDS)
         for worker in self._worlds.members:
-            self._do(Send(worker.name, Stop(signal=self._signal, why=self.why_stopped)))
+            self._roster.send(worker, Stop(signal=self._signal, why=self.why_stopped))
 
     def press(self, now: float) -> None:
         """Forward the signal to workers that do not stop, and end them if that does not help."""
         if now >= self._grace_by:
             self._grace_by = _FOREVER
             for worker in self._worlds.members:
-                self._do(Forward(worker.name, self._signal))
+                self._do(records.Forward(worker.name, self._signal))
         if now >= self._stop_by:
             self.finish(128 + self._signal, f"the workers did not stop within {STOP_SECONDS:.0f} s")
 
@@ -196,7 +176,7 @@ class JobEnd:
         if self._exit_code is None:
             return False
         worker.stage, worker.is_out, worker.end_by = Stage.GOING, True, now + LEFT_SECONDS
-        self._do(Send(worker.name, End(problem="", exit_code=self._exit_code)))
+        self._roster.send(worker, End(problem="", exit_code=self._exit_code))
         return True
 
     def finish_complete(self, now: float) -> None:
@@ -268,18 +248,19 @@ class JobEnd:
         remedy: str = "",
         *,
         reported: str = "",
-        grace_seconds: float = END_SECONDS,
+        grace_seconds: float = records.END_SECONDS,
     ) -> None:
         """End the job. The launcher says the problem; ``reported`` is what a worker says in its place."""
         if self._worlds.state is State.FORMING:
-            self._do(CloseStore())
+            self._do(records.CloseStore())
         text, why = problem or reported, problem or reported or "the job ends"
         for worker in self._roster.at(*ALIVE):
             if not worker.is_connected:
-                self._do(Forward(worker.name, signal.SIGTERM))  # it still starts, and has nothing to save
+                # it still starts, and has nothing to save
+                self._do(records.Forward(worker.name, signal.SIGTERM))
                 continue
             if worker.stage in IN_WORLD:
-                self._do(Send(worker.name, Abort(generation=worker.generation, why=why)))
-            self._do(Send(worker.name, End(problem=text, remedy=remedy, exit_code=exit_code)))
+                self._roster.send(worker, Abort(generation=worker.generation, why=why))
+            self._roster.send(worker, End(problem=text, remedy=remedy, exit_code=exit_code))
         self._worlds.state = State.ENDED
-        self._do(Finish(exit_code, problem, remedy if problem else "", grace_seconds))
+        self._do(records.Finish(exit_code, problem, remedy if problem else "", grace_seconds))

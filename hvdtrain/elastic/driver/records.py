@@ -70,26 +70,27 @@ def make_limits(
     if most is None:
         most = wanted if is_fixed else max(wanted, min(slots, MOST_WORKERS))
     _check_workers(wanted, least, most)
-    if is_fixed and slots < wanted:
-        raise UsageError(
-            f"-np {wanted}: the hosts have {slots} slots", "Give more hosts or slots, or a smaller -np."
-        )
+    problem = f"-np {wanted}: the hosts have {slots} slots"
+    _check(slots >= wanted or not is_fixed, problem, "Give more hosts or slots, or a smaller -np.")
     shortest, longest = cooldown or Limits.cooldown_seconds
-    if not 1 <= shortest <= longest <= _MOST_COOLDOWN_SECONDS:
-        raise UsageError(
-            f"--blacklist-cooldown-range {shortest:g} {longest:g}: the shortest and the longest "
-            f"number of seconds are expected, between 1 and {_MOST_COOLDOWN_SECONDS}"
-        )
-    if reset_limit is not None and reset_limit < 0:
-        raise UsageError(f"--reset-limit {reset_limit}: a number, 0 or more, is expected")
+    problem = (
+        f"--blacklist-cooldown-range {shortest:g} {longest:g}: the shortest and the longest number of "
+        f"seconds are expected, between 1 and {_MOST_COOLDOWN_SECONDS}"
+    )
+    _check(1 <= shortest <= longest <= _MOST_COOLDOWN_SECONDS, problem)
+    problem = f"--reset-limit {reset_limit}: a number, 0 or more, is expected"
+    _check(reset_limit is None or reset_limit >= 0, problem)
+    elastic_option = "--elastic-timeout"
     if elastic_timeout is None:
-        elastic_option, elastic_timeout = _ELASTIC_TIMEOUT_VARIABLE, _elastic_timeout(environ)
-    else:
-        elastic_option = "--elastic-timeout"
+        elastic_option, text = _ELASTIC_TIMEOUT_VARIABLE, environ.get(_ELASTIC_TIMEOUT_VARIABLE, "")
+        try:
+            elastic_timeout = float(text or Limits.elastic_timeout)
+        except ValueError:
+            raise UsageError(f"{elastic_option}={text}: a number of seconds is expected") from None
     start_timeout = start_limit(environ) if start_timeout is None else start_timeout
     for option, seconds in (("--start-timeout", start_timeout), (elastic_option, elastic_timeout)):
-        if not 0 < seconds < float("inf"):
-            raise UsageError(f"{option} {seconds:g}: a number of seconds, greater than 0, is expected")
+        problem = f"{option} {seconds:g}: a number of seconds, greater than 0, is expected"
+        _check(0 < seconds < float("inf"), problem)
     silence = float(silence_seconds(environ) or _NO_LIMIT_SECONDS)
     cooldown_seconds = (float(shortest), float(longest))
     return Limits(wanted, least, most, start_timeout, elastic_timeout, silence, reset_limit, cooldown_seconds)
@@ -97,31 +98,18 @@ def make_limits(
 
 def _check_workers(wanted: int, least: int, most: int) -> None:
     for option, value in (("-np", wanted), ("--min-np", least), ("--max-np", most)):
-        if value < 1:
-            raise UsageError(f"{option} {value}: a number of workers, 1 or more, is expected")
-        if value > MOST_WORKERS:
-            raise UsageError(
-                f"{option} {value}: an elastic job has at most {MOST_WORKERS} workers",
-                "Start a larger job with a fixed number of workers, without --min-np.",
-            )
-    if least > wanted:
-        raise UsageError(
-            f"--min-np {least} is greater than -np {wanted}, with which the job starts",
-            f"Give --min-np {wanted} or less.",
-        )
-    if most < wanted:
-        raise UsageError(
-            f"--max-np {most} is smaller than -np {wanted}, with which the job starts",
-            f"Give --max-np {wanted} or more.",
-        )
+        _check(value >= 1, f"{option} {value}: a number of workers, 1 or more, is expected")
+        problem = f"{option} {value}: an elastic job has at most {MOST_WORKERS} workers"
+        remedy = "Start a larger job with a fixed number of workers, without --min-np."
+        _check(value <= MOST_WORKERS, problem, remedy)
+    starts = f"-np {wanted}, with which the job starts"
+    _check(least <= wanted, f"--min-np {least} is greater than {starts}", f"Give --min-np {wanted} or less.")
+    _check(most >= wanted, f"--max-np {most} is smaller than {starts}", f"Give --max-np {wanted} or more.")
 
 
-def _elastic_timeout(environ: Mapping[str, str]) -> float:
-    text = environ.get(_ELASTIC_TIMEOUT_VARIABLE, "")
-    try:
-        return float(text) if text else Limits.elastic_timeout
-    except ValueError:
-        raise UsageError(f"{_ELASTIC_TIMEOUT_VARIABLE}={text}: a number of seconds is expected") from None
+def _check(is_right: bool, problem: str, remedy: str = "") -> None:
+    if not is_right:
+        raise UsageError(problem, remedy)
 
 
 # for the workers to end by themselves when the job is over: rank 0 may wait for what it sends to trackers
@@ -175,17 +163,13 @@ class StoreFailed(NamedTuple):
     reason: str
 
 
-class Woke(NamedTuple):
-    """The driver itself did not run for a number of seconds: nobody is blamed for them."""
-
-    seconds: float
-
-
 class Tick(NamedTuple):
     """Time has passed."""
 
+    slept_seconds: float = 0.0  # in which the driver itself did not run: nobody is blamed for them
 
-Event = Arrived | Heard | Lost | Exited | Discovered | Signalled | StoreFailed | Woke | Tick
+
+Event = Arrived | Heard | Lost | Exited | Discovered | Signalled | StoreFailed | Tick
 
 
 class Start(NamedTuple):

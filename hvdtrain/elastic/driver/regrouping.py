@@ -1,16 +1,16 @@
 """When the next world of an elastic job is opened, and with whom."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from hvdtrain.elastic.driver.job_end import LEFT_SECONDS, JobEnd
-from hvdtrain.elastic.driver.records import Action, Limits, Say, Send
+from hvdtrain.elastic.driver.records import Say
 from hvdtrain.elastic.driver.roster import Roster, Stage, Worker
 from hvdtrain.elastic.driver.worlds import State, Worlds
 from hvdtrain.elastic.messages import Leave
 from hvdtrain.elastic.watch.liveness import LONG_FACTOR, LONG_SECONDS
 from hvdtrain.errors import EXIT_ENVIRONMENT, AgreementError
 from hvdtrain.workers.agreement import SAME_COMMAND, disagreement
-from hvdtrain.workers.world import Source, TrainingPosition
+from hvdtrain.workers.world import Source
 
 
 def arrange(workers: Sequence[Worker], most: int) -> list[Worker]:
@@ -22,15 +22,10 @@ def arrange(workers: Sequence[Worker], most: int) -> list[Worker]:
     """
     ordered = sorted(workers, key=lambda one: one.rank if one.generation else float("inf"))  # stable
     sources = [one for one in ordered if one.is_valid]
-    root = max(sources, key=_place_of) if sources else ordered[0]  # the first among equals
+    root = max(sources, key=lambda one: one.place) if sources else ordered[0]  # the first among equals
     chosen = [root, *(one for one in ordered if one is not root)][:most]
     hosts = list(dict.fromkeys(one.slot.host for one in chosen))
     return [one for host in hosts for one in chosen if one.slot.host == host]
-
-
-def _place_of(worker: Worker) -> TrainingPosition:
-    assert worker.ready is not None
-    return worker.ready.place
 
 
 def difference_of(workers: Sequence[Worker]) -> AgreementError:
@@ -49,20 +44,10 @@ _FOREVER = float("inf")
 class Regrouping:
     """Decides on worlds."""
 
-    def __init__(
-        self,
-        limits: Limits,
-        roster: Roster,
-        worlds: Worlds,
-        end: JobEnd,
-        do: Callable[[Action], None],
-        *,
-        now: float,
-    ) -> None:
-        self._limits, self._roster, self._worlds, self._do = limits, roster, worlds, do
-        self._end = end
-        self.digest = ""
-        self._start_by = now + limits.start_timeout
+    def __init__(self, roster: Roster, worlds: Worlds, end: JobEnd, now: float) -> None:
+        self._limits, self._roster, self._worlds, self._end = roster.limits, roster, worlds, end
+        self.digest = ""  # of what the workers of the first world have in common
+        self._start_by = now + self._limits.start_timeout
         self._first_ready = self._change_by = self._wait_until = self._say_at = _FOREVER
 
     def advance(self, now: float) -> None:
@@ -86,7 +71,7 @@ class Regrouping:
         stall, has_begun = self._roster.stall_timeout(), self._worlds.has_begun
         for worker in self._roster.at(Stage.BUILDING, Stage.READY):
             if stall and now - worker.heard >= max(stall, JOIN_SECONDS):
-                lost.append((worker, f"has not answered for {now - worker.heard:.0f} s: stopped or starved"))
+                lost.append((worker, worker.silence(now)))
         start_limit = 2 * self._limits.start_timeout
         for worker in self._roster.at(Stage.STARTED):
             if now - worker.since >= start_limit:
@@ -167,9 +152,10 @@ class Regrouping:
         others = [one for one in staying if one not in joiners]
         if not joiners or not others or len(others) < self._limits.least:
             return staying
+        unentered, why = self._worlds.unentered, self._worlds.why_broken
         for one in joiners:
-            one.wish = f"{self._worlds.unentered} worlds with it could not be entered"
-            self._do(Say(f"{one} is left out: {one.wants_out}; the last time {self._worlds.why_broken}"))
+            one.wish = f"{unentered} worlds with it could not be entered"
+            self._roster.do(Say(f"{one} is left out: {one.wants_out}; the last time {why}"))
         return others
 
     def _awaits_heirs(self, leaving: list[Worker]) -> bool:
@@ -210,7 +196,7 @@ class Regrouping:
         text = f"{len(ready)} of {self._limits.wanted} workers are ready after the start timeout"
         named = f"; missing: {', '.join(missing)}" if missing else ""
         if self._say_at == _FOREVER:
-            self._do(Say(text + named))
+            self._roster.do(Say(text + named))
         return True
 
     def _agree(self, workers: list[Worker]) -> bool:
@@ -234,14 +220,12 @@ class Regrouping:
             self._end.save_for_lack(have)
             return self._regroup(now)
         if now >= self._say_at:
-            left = self._wait_until - now
-            self._do(
-                Say(f"waiting for workers: {have} of at least {self._limits.least}, for {left:.0f} s more")
-            )
+            least, left = self._limits.least, self._wait_until - now
+            self._roster.do(Say(f"waiting for workers: {have} of at least {least}, for {left:.0f} s more"))
             self._say_at = now + WAIT_SECONDS
         return None
 
     def _dismiss(self, worker: Worker, now: float) -> None:
         worker.stage, worker.end_by = Stage.GOING, now + LEFT_SECONDS
         worker.reason = worker.wants_out
-        self._do(Send(worker.name, Leave(why=worker.wants_out)))
+        self._roster.send(worker, Leave(why=worker.wants_out))

@@ -1,23 +1,15 @@
 """The workers of an elastic job as its driver knows them."""
 
 import signal
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
-from hvdtrain.elastic.driver.records import (
-    COMMAND_NOT_FOUND,
-    SSH_FAILED,
-    Action,
-    Kill,
-    Limits,
-    Say,
-    Slot,
-    Start,
-)
-from hvdtrain.elastic.messages import Failed, Hello, Ready
+from hvdtrain.elastic.driver import records
+from hvdtrain.elastic.messages import Failed, FromDriver, Hello, Ready
 from hvdtrain.elastic.watch.liveness import BEAT_SECONDS, Member, WorkerState
 from hvdtrain.host.hostfile import HostSlots
+from hvdtrain.workers.world import TrainingPosition
 
 DEFAULT_STALL_SECONDS = 120.0  # until a worker has said what the job's is
 
@@ -29,7 +21,7 @@ _SLOT_SECONDS = 10.0  # after which the slot of a lost worker is free, whatever 
 
 # what ends a process from outside, so that it says nothing of the step
 _SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-_FROM_OUTSIDE = {0, SSH_FAILED, *(-one for one in _SIGNALS), *(128 + one for one in _SIGNALS)}
+_FROM_OUTSIDE = {0, records.SSH_FAILED, *(-one for one in _SIGNALS), *(128 + one for one in _SIGNALS)}
 
 
 class Stage(Enum):
@@ -54,7 +46,7 @@ class Worker:
     """One process of a worker."""
 
     name: str  # its name, such as "w7"
-    slot: Slot  # where it runs
+    slot: records.Slot  # where it runs
     since: float  # when it was started, or when its stage changed
     stage: Stage = Stage.STARTED  # what it is at
     hello: Hello | None = None  # its first message; None until it is connected
@@ -104,17 +96,29 @@ class Worker:
         if code < 0:
             known = -code in {int(one) for one in signal.Signals}
             return f"killed ({signal.Signals(-code).name})" if known else f"killed (signal {-code})"
-        meaning = {SSH_FAILED: ", as ssh does if it cannot log in or its connection ends"}
+        meaning = {records.SSH_FAILED: ", as ssh does if it cannot log in or its connection ends"}
         if self.hello is not None:
             meaning[0] = " in the middle of the job (sys.exit() or os._exit(0) in the task?)"
         else:
-            meaning |= {0: " and did not join the job", COMMAND_NOT_FOUND: ": the command was not found"}
+            meaning |= {
+                0: " and did not join the job",
+                records.COMMAND_NOT_FOUND: ": the command was not found",
+            }
         return f"ended with exit code {code}{meaning.get(code, '')}"
 
     @property
     def doing(self) -> str:
         """What it did last, to be added to a sentence."""
-        return f"; it was {self.state}" if self.state else ""
+        return f"; last it was {self.state}" if self.state else ""
+
+    @property
+    def place(self) -> TrainingPosition:
+        """Its place in the training, as far as it has said so."""
+        return self.ready.place if self.ready else TrainingPosition()
+
+    def silence(self, now: float) -> str:
+        """Return how long it has not answered, as text."""
+        return f"has not answered for {now - self.heard:.0f} s: stopped or starved{self.doing}"
 
     def member(self) -> Member:
         """Return the worker as messages of the watch name it."""
@@ -129,6 +133,11 @@ class Worker:
         is_gone = not self.is_connected and not self.is_unreachable
         return self.is_out or is_gone or now >= self.settled_by
 
+    def is_unexplained(self, now: float) -> bool:
+        """Return whether its exit code, which says why it ended, is about to arrive."""
+        is_awaited = self.exit_code is None and not self.is_out
+        return is_awaited and self.stage is Stage.LOST and now < self.since + _EXIT_SECONDS
+
     def holds_slot(self, now: float) -> bool:
         """Return whether its slot is taken."""
         return now < self.settled_by + _SLOT_SECONDS and (self.is_connected or self.exit_code is None)
@@ -137,19 +146,32 @@ class Worker:
 class Roster:
     """All workers that are there, or whose end is still awaited."""
 
-    def __init__(self, lease_seconds: float) -> None:
-        self._lease = lease_seconds
+    def __init__(self, limits: records.Limits) -> None:
+        self.limits = limits
+        self.actions: list[records.Action] = []  # what is to be done about them
         self._workers: dict[str, Worker] = {}
         self._count = 0
 
     def __iter__(self) -> Iterator[Worker]:
         return iter(list(self._workers.values()))
 
+    def do(self, action: records.Action) -> None:
+        """Add to what is to be done."""
+        self.actions.append(action)
+
+    def send(self, worker: Worker, message: FromDriver) -> None:
+        """Let a worker get a message."""
+        self.do(records.Send(worker.name, message))
+
+    def kill(self, worker: Worker) -> None:
+        """Let the process of a worker be ended."""
+        self.do(records.Kill(worker.name))
+
     def find(self, name: str) -> Worker | None:
         """Return a worker; None if there is none of this name."""
         return self._workers.get(name)
 
-    def add(self, slot: Slot, now: float) -> Worker:
+    def add(self, slot: records.Slot, now: float) -> Worker:
         """Return a new worker with a name that no other had."""
         self._count += 1
         worker = Worker(f"w{self._count}", slot, now, heard=now)
@@ -176,24 +198,18 @@ class Roster:
             worker.settled_by = now + _LEASE_MARGIN_SECONDS
             return
         beaten = min(now, worker.heard + _UNANSWERED_SECONDS + BEAT_SECONDS)
-        lease_ends = beaten + self._lease + _LEASE_MARGIN_SECONDS
+        lease_ends = beaten + self.limits.silence_seconds + _LEASE_MARGIN_SECONDS
         worker.settled_by = max(now + _CONFIRM_SECONDS, lease_ends)
 
     def unsettled(self, now: float) -> list[Worker]:
         """Return the workers that were in a world, are to be in no other, and may still do something."""
         leaving = [worker for worker in self.at(Stage.LOST, Stage.GOING) if worker.generation]
-        return [one for one in leaving if not one.is_settled(now) or self._is_unexplained(one, now)]
-
-    def _is_unexplained(self, worker: Worker, now: float) -> bool:
-        """Return whether the exit code, which says why a worker ended, is about to arrive."""
-        is_awaited = worker.exit_code is None and not worker.is_out
-        return is_awaited and worker.stage is Stage.LOST and now < worker.since + _EXIT_SECONDS
+        return [one for one in leaving if not one.is_settled(now) or one.is_unexplained(now)]
 
     def clean(self, now: float) -> None:
         """Forget the workers that are gone for good."""
-        for worker in self:
-            is_done = worker.stage is Stage.LOST and worker.is_settled(now)
-            if is_done and not worker.holds_slot(now):
+        for worker in self.at(Stage.LOST):
+            if worker.is_settled(now) and not worker.holds_slot(now):
                 del self._workers[worker.name]
 
 
@@ -205,21 +221,17 @@ _ATTEMPTS = 2  # for each worker, while nothing has been trained: then the last 
 class Staffing:
     """Gives free slots a worker, as long as fewer run than the job wants."""
 
-    def __init__(self, limits: Limits, roster: Roster, do: Callable[[Action], None]) -> None:
-        self._limits, self._roster, self._do = limits, roster, do
+    def __init__(self, roster: Roster) -> None:
+        self._limits, self._roster = roster.limits, roster
         self._hosts: Sequence[HostSlots] = ()
-        self._failures: dict[Slot, list[float]] = {}
-        self._ready_at: dict[Slot, float] = {}  # from when on a slot may get a worker again
+        self._failures: dict[records.Slot, list[float]] = {}
+        self._ready_at: dict[records.Slot, float] = {}  # from when on a slot may get a worker again
         self._early = 0  # failures before anything was trained
 
     @property
-    def slots(self) -> list[Slot]:
+    def slots(self) -> list[records.Slot]:
         """All slots, in the order in which they get workers."""
-        return [Slot(one.name, number) for one in self._hosts for number in range(one.slots)]
-
-    def slots_on(self, host: str) -> int:
-        """Return the number of slots of a host, at least 1."""
-        return max([1, *(one.slots for one in self._hosts if one.name == host)])
+        return [records.Slot(one.name, number) for one in self._hosts for number in range(one.slots)]
 
     def discover(self, hosts: Sequence[HostSlots], now: float) -> None:
         """Take the hosts that there are now; a worker whose slot is gone is to leave, until it is back."""
@@ -231,17 +243,17 @@ class Staffing:
             worker.is_removed = worker.slot not in there
             if worker.is_removed and worker.stage not in (*IN_WORLD, Stage.READY):
                 self._roster.lose(worker, worker.wants_out, now)
-                self._do(Kill(worker.name))
+                self._roster.kill(worker)
 
     def hire(self, wanted: int, now: float) -> None:
         """Start workers in free slots until there are as many as wanted."""
         missing = wanted - sum(not worker.wants_out for worker in self._roster.at(*ALIVE))
         if missing <= 0:
             return
-        taken: Collection[Slot] = {one.slot for one in self._roster if one.holds_slot(now)}
+        taken: Collection[records.Slot] = {one.slot for one in self._roster if one.holds_slot(now)}
         free = [slot for slot in self.slots if slot not in taken and self._ready_at.get(slot, 0.0) <= now]
         for slot in free[:missing]:
-            self._do(Start(self._roster.add(slot, now).name, slot))
+            self._roster.do(records.Start(self._roster.add(slot, now).name, slot))
 
     def failed(self, worker: Worker, has_begun: bool, now: float) -> None:
         """Leave the slot of a worker that failed out for a while."""
@@ -253,13 +265,14 @@ class Staffing:
         self._ready_at[worker.slot] = now + seconds
         self._early += not has_begun
         again = f"; its slot is used again after {seconds:.0f} s" if seconds > 1 else ""
-        self._do(Say(f"{worker} {worker.reason}{again}"))
+        self._roster.do(records.Say(f"{worker} {worker.reason}{again}"))
 
     def left(self, worker: Worker, now: float) -> None:
         """Leave the slot of a worker that left on request out for the longest time; not one that is back."""
         if worker.slot in self.slots and (worker.wish or not worker.is_removed):
             self._ready_at[worker.slot] = now + self._limits.cooldown_seconds[1]
 
+    @property
     def is_hopeless(self) -> bool:
-        """Return whether as many workers failed as the job needs, and again, before anything was trained."""
+        """Whether as many workers failed as the job needs, and again, before anything was trained."""
         return self._early >= _ATTEMPTS * self._limits.wanted

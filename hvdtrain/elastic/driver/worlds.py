@@ -1,21 +1,40 @@
 """The current world of an elastic job: from its opening until all its workers wait for the next one."""
 
-from collections.abc import Callable, Collection, Hashable, Sequence
+from collections.abc import Collection, Hashable, Sequence
+from dataclasses import dataclass, field
 from enum import Enum
 
-from hvdtrain.elastic.driver.records import Action, CloseStore, OpenWorld, Say, Send
+from hvdtrain.elastic.driver.records import CloseStore, OpenWorld, Say
 from hvdtrain.elastic.driver.roster import IN_WORLD, Roster, Stage, Worker
 from hvdtrain.elastic.messages import Abort, ChangeWorld
-from hvdtrain.elastic.watch.liveness import (
-    LONG_FACTOR,
-    LONG_SECONDS,
-    Liveness,
-    Silent,
-    WatchEvent,
-    WorkerState,
-)
+from hvdtrain.elastic.watch.liveness import LONG_FACTOR, LONG_SECONDS, Liveness, Silent, WorkerState
 from hvdtrain.storage.text import counted
 from hvdtrain.workers.world import Change, MemberInfo, Purpose, Source, TrainingPosition, World
+
+
+@dataclass
+class _Past:
+    """A world of the past, and since when and why nobody trains in it."""
+
+    members: list[tuple[Worker, str]] = field(default_factory=list)  # with rank and host as they were then
+    ended: float | None = None
+    why: str = ""
+
+    @classmethod
+    def of(cls, members: Sequence[Worker]) -> "_Past":
+        """Return a world of these members, which has not ended."""
+        return cls([(one, f"rank {one.rank} on {one.slot.host}") for one in members])
+
+    def seconds(self, now: float) -> float:
+        """Return since how many seconds nobody trains."""
+        return 0.0 if self.ended is None else now - self.ended
+
+    def difference(self, members: Collection[Worker]) -> tuple[list[str], list[str]]:
+        """Return who left, with the reason, and who came."""
+        gone = [(one, name) for one, name in self.members if one not in members]
+        known = [one for one, _ in self.members]
+        left = [f"{name}: {one.reason or one.wants_out or 'has ended'}" for one, name in gone]
+        return left, [str(one.slot) for one in members if one not in known]
 
 
 class ChangeLog:
@@ -26,70 +45,45 @@ class ChangeLog:
     """
 
     def __init__(self) -> None:
-        self._trained: list[tuple[Worker, str]] = []  # with rank and host as they were then
-        self._recorded: list[tuple[Worker, str]] = []  # the members when rank 0 last recorded a change
-        self._began: float | None = None
-        self._unrecorded_since: float | None = None
-        self._why = self._cause = ""  # why the last world that trained ended
+        self._trained = self._recorded = _Past()  # the last that trained, and the last that rank 0 recorded
 
     def begin(self, why: str, now: float) -> None:
         """Take note that the current world ends; a change that has begun keeps its reason."""
-        if not self._trained:
-            return
-        if self._began is None:
-            self._began, self._cause = now, why
-        if self._unrecorded_since is None:
-            self._unrecorded_since, self._why = now, why
+        for past in (self._trained, self._recorded):
+            if past.members and past.ended is None:
+                past.ended, past.why = now, why
 
     def is_new(self, worker: Worker) -> bool:
         """Return whether a worker was not in the last world that trained."""
-        return all(one is not worker for one, _ in self._trained)
+        return all(one is not worker for one, _ in self._trained.members)
 
     def describe(self, members: Collection[Worker], now: float) -> Change | None:
         """Return what changes with these members since rank 0 last recorded it; None before any training."""
-        if not self._trained:
+        if not self._trained.members:
             return None
-        since = now if self._unrecorded_since is None else self._unrecorded_since
-        left, joined = _difference(self._recorded, members)
-        why, seconds = self._why, round(now - since, 3)
+        left, joined = self._recorded.difference(members)
+        why, seconds = self._recorded.why, round(self._recorded.seconds(now), 3)
         return Change(left=tuple(left), joined=tuple(joined), why=why, since_seconds=seconds)
 
     def say(self, members: Collection[Worker], now: float) -> str:
         """Return how long nobody trained, and who left and came since, to be added to a sentence."""
-        if not self._trained:
+        past = self._trained
+        if not past.members:
             return ""
-        left, joined = _difference(self._trained, members)
+        left, joined = past.difference(members)
         parts = [f"left: {'; '.join(left)}"] if left else []
         parts += [f"joined: {', '.join(joined)}"] if joined else []
-        parts += [f"cause: {self._cause}"] if not parts and self._cause else []
-        paused = 0.0 if self._began is None else now - self._began
-        return f" after {paused:.1f} s" + "".join(f"; {part}" for part in parts)
+        parts += [f"cause: {past.why}"] if not parts and past.why else []
+        return f" after {past.seconds(now):.1f} s" + "".join(f"; {part}" for part in parts)
 
     def record(self, members: Sequence[Worker]) -> None:
         """Take note that rank 0 of a world of these members records its change."""
-        if self._trained:
-            self._recorded = _named(members)
-            self._unrecorded_since, self._why = None, ""
+        if self._trained.members:
+            self._recorded = _Past.of(members)
 
     def settle(self, members: Sequence[Worker]) -> None:
         """Take note that a world trains."""
-        self._trained = self._recorded = _named(members)
-        self._began = self._unrecorded_since = None
-        self._why = self._cause = ""
-
-
-def _named(members: Sequence[Worker]) -> list[tuple[Worker, str]]:
-    return [(one, f"rank {one.rank} on {one.slot.host}") for one in members]
-
-
-def _difference(
-    before: Sequence[tuple[Worker, str]], members: Collection[Worker]
-) -> tuple[list[str], list[str]]:
-    """Return who left, with the reason, and who came."""
-    gone = [(one, name) for one, name in before if one not in members]
-    known = [one for one, _ in before]
-    left = [f"{name}: {one.reason or one.wants_out or 'has ended'}" for one, name in gone]
-    return left, [str(one.slot) for one in members if one not in known]
+        self._trained, self._recorded = _Past.of(members), _Past.of(members)
 
 
 FORM_SECONDS = 20.0
@@ -117,8 +111,8 @@ UP = (State.FORMING, State.SYNCING, State.TRAINING, State.STOPPING)
 class Worlds:
     """The current world, and what its workers are notified of it."""
 
-    def __init__(self, roster: Roster, do: Callable[[Action], None]) -> None:
-        self._roster, self._do = roster, do
+    def __init__(self, roster: Roster) -> None:
+        self._roster = roster
         self.state = State.STARTING  # what the job is at
         self.generation = 0  # the number of the current world; 0 before the first
         self.has_begun = False  # whether any worker ever had the state of a world
@@ -150,7 +144,17 @@ class Worlds:
     ) -> None:
         """Let workers enter the next world, in the order of ranks."""
         change = self.log.describe(workers, now)
-        members = tuple(self._member(rank, one) for rank, one in enumerate(workers))
+        members = tuple(
+            MemberInfo(
+                worker=one.name,
+                rank=rank,
+                host=one.slot.host,
+                pid=one.hello.pid if one.hello else 0,
+                place=one.place,
+                is_new=self.log.is_new(one),
+            )
+            for rank, one in enumerate(workers)
+        )
         where = members[0].place if source == "root" else ("checkpoint", self._place)
         names = {worker.name for worker in workers}
         if self._is_broken:
@@ -191,15 +195,7 @@ class Worlds:
                     run_dir=self._run_dir,
                 )
             )
-        self._do(OpenWorld(tuple(worlds)))
-
-    def _member(self, rank: int, one: Worker) -> MemberInfo:
-        assert one.hello is not None  # it is ready
-        assert one.ready is not None
-        host, place, is_new = one.slot.host, one.ready.place, self.log.is_new(one)
-        return MemberInfo(
-            worker=one.name, rank=rank, host=host, pid=one.hello.pid, place=place, is_new=is_new
-        )
+        self._roster.do(OpenWorld(tuple(worlds)))
 
     def lost(self, generation: int, *, crashed: bool) -> None:
         """Take note that a world lost a worker; that it crashed may be known only after the next began."""
@@ -234,7 +230,7 @@ class Worlds:
     def _advance(self, now: float) -> None:
         stages = {worker.stage for worker in self.members}
         if self.state is State.FORMING and Stage.ENTERING not in stages:
-            self._do(CloseStore())
+            self._roster.do(CloseStore())
             self.state = State.SYNCING
             self._moved = now
         if self.state is State.SYNCING and stages == {Stage.TRAINING}:
@@ -247,7 +243,7 @@ class Worlds:
                 if worker.state:
                     self._liveness.beat(worker.rank, worker.state._replace(age_seconds=0.0), now)
             training = f"training with {counted(len(members), 'worker')} (world {self.generation})"
-            self._do(Say(training + self.log.say(members, now)))
+            self._roster.do(Say(training + self.log.say(members, now)))
             self.log.settle(members)
 
     def beat(self, worker: Worker, state: WorkerState, now: float) -> None:
@@ -263,7 +259,7 @@ class Worlds:
         self.log.begin(why, now)
         self.state, self._left_since, self._is_broken = State.CHANGING, float("inf"), False
         for worker in self.members:
-            self._do(Send(worker.name, ChangeWorld(generation=self.generation, why=why)))
+            self._roster.send(worker, ChangeWorld(generation=self.generation, why=why))
 
     def left(self, worker: Worker, now: float) -> None:
         """Take note that a worker has left the world and waits for the next one, or is gone."""
@@ -278,7 +274,7 @@ class Worlds:
             return
         self.log.begin(why, now)
         if self.state is State.FORMING:
-            self._do(CloseStore())
+            self._roster.do(CloseStore())
         self.state, self._left_since, self._is_broken = State.CHANGING, now, True
         self.broken += 1
         self.was_up, self.why_broken = self._liveness is not None, why
@@ -287,7 +283,7 @@ class Worlds:
             self._unentered_by = self._names
         for worker in self.members:
             again = worker.stage is Stage.ENTERING
-            self._do(Send(worker.name, Abort(generation=self.generation, why=why, again=again)))
+            self._roster.send(worker, Abort(generation=self.generation, why=why, again=again))
 
     def judge(self, now: float) -> list[tuple[Worker, str]]:
         """Return the workers that must be given up now, with the reason; the world may break."""
@@ -295,7 +291,10 @@ class Worlds:
             return self._late(now)
         if self.state is State.CHANGING and self._left_since < float("inf"):
             return self._unanswering(now)
-        event = self._noticed(now)
+        if self._liveness is None or self.state not in (State.TRAINING, State.STOPPING, State.CHANGING):
+            return []
+        is_alone = len(self.members) < 2
+        event = self._liveness.judge_silence(now) if is_alone else self._liveness.judge(None, now)
         if event is None:
             return []
         if not event.ranks:
@@ -303,31 +302,19 @@ class Worlds:
             self.stalled = event.problem
             return []
         blamed = [worker for worker in self.members if worker.rank in event.ranks]
-        if isinstance(event, Silent):
-            return [(worker, _describe_silence(worker, now)) for worker in blamed]
-        return [(worker, f"makes no progress: {event.problem}") for worker in blamed]
-
-    def _noticed(self, now: float) -> WatchEvent | None:
-        """Return who does not answer, or makes no progress, in a world that trains."""
-        if self.state not in (State.TRAINING, State.STOPPING, State.CHANGING) or self._liveness is None:
-            return None
-        is_alone = len(self.members) < 2
-        return self._liveness.judge_silence(now) if is_alone else self._liveness.judge(None, now)
-
-    def _is_late(self, now: float) -> bool:
-        """Return whether the world does not come up; sending the state may take any time with progress."""
-        if self.state is State.FORMING:
-            return now >= self._deadline
-        limit = max(SYNC_SECONDS, self._roster.stall_timeout())
-        is_frozen = any(now - worker.heard >= limit for worker in self.members)
-        is_stuck = now - self._moved >= LONG_FACTOR * limit
-        return is_frozen or is_stuck
+        no_progress = "" if isinstance(event, Silent) else f"makes no progress: {event.problem}"
+        return [(worker, no_progress or worker.silence(now)) for worker in blamed]
 
     def _late(self, now: float) -> list[tuple[Worker, str]]:
         """Return the silent workers of a world that does not come up in time; the others try again."""
-        if not self._is_late(now):
+        if self.state is State.FORMING:
+            doing, is_late = "enter the world", now >= self._deadline
+        else:  # sending the state may take any time with progress
+            limit = max(SYNC_SECONDS, self._roster.stall_timeout())
+            is_frozen = any(now - worker.heard >= limit for worker in self.members)
+            doing, is_late = "receive the state", is_frozen or now - self._moved >= LONG_FACTOR * limit
+        if not is_late:
             return []
-        doing = "enter the world" if self.state is State.FORMING else "receive the state"
         silent = [worker for worker in self.members if worker.is_silent(now)]
         self.break_up(f"the workers did not {doing} in time", now)
         return [(worker, f"did not {doing} in time, and does not answer") for worker in silent]
@@ -342,8 +329,3 @@ class Worlds:
             if now - self._left_since >= limit:
                 lost.append((worker, f"did not leave the world within {limit:.0f} s{worker.doing}"))
         return lost
-
-
-def _describe_silence(worker: Worker, now: float) -> str:
-    last = f"; last it was {worker.state}" if worker.state else ""
-    return f"has not answered for {now - worker.heard:.0f} s: stopped or starved{last}"

@@ -3,10 +3,11 @@
 import os
 import time
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
-from contextlib import suppress
 from typing import Any
 
-from hvdtrain.elastic.member.orders import Orders, digest_of, failure_of, hello, sendable, value_texts
+from hvdtrain import errors
+from hvdtrain.elastic import messages
+from hvdtrain.elastic.member.orders import Orders, failure_of, hello, sendable, value_texts
 from hvdtrain.elastic.member.thread import (
     CONNECT_SECONDS,
     REGAINED_SECONDS,
@@ -15,32 +16,10 @@ from hvdtrain.elastic.member.thread import (
     MemberThread,
     open_connection,
 )
-from hvdtrain.elastic.messages import (
-    Done,
-    End,
-    Formed,
-    FormFailed,
-    FromDriver,
-    Leaving,
-    LeftWorld,
-    Ready,
-    Refuse,
-    Synced,
-    Welcome,
-)
 from hvdtrain.elastic.watch.liveness import Told
-from hvdtrain.errors import (
-    EXIT_STOPPED,
-    EnvironmentFault,
-    JobEnded,
-    PeerLostError,
-    RefusedError,
-    Removed,
-    Stopped,
-    UsageError,
-)
 from hvdtrain.host.hostfile import address_towards, interfaces, own_addresses
 from hvdtrain.workers.activity import ACTIVITY
+from hvdtrain.workers.agreement import digest_of
 from hvdtrain.workers.world import KEY_VARIABLE, TrainingPosition, World
 
 _LOOPBACK = "127."
@@ -79,36 +58,26 @@ class Membership:
     def __init__(
         self,
         connection: DriverConnection,
-        welcome: Welcome,
+        welcome: messages.Welcome,
         environ: MutableMapping[str, str],
         *,
         stall_timeout: float,
         abort: Callable[[str], None],
     ) -> None:
         self.worker, self.job, self.slot = welcome.worker, welcome.job, welcome.slot
-        self.slots_on_host, self.least, self.most = welcome.slots_on_host, welcome.least, welcome.most
+        self.least, self.most = welcome.least, welcome.most
         self.is_joining = welcome.is_training
-        self.world: World | None = None
         self._environ, self._stall_timeout = environ, stall_timeout
         self._key = environ[KEY_VARIABLE]
         self._interfaces = [name for name in _INTERFACES if not environ.get(name)]
         self._sets_cycle = not environ.get(_CYCLE)
-        self._lease, self._orders = Lease(welcome.lease_seconds), Orders(_quiet(abort))
-        self._thread = MemberThread(connection, self._lease, self._orders, stall_timeout)
+        self.orders = Orders(abort)  # what the driver wants of this worker
+        self._lease = Lease(welcome.lease_seconds)
+        self._thread = MemberThread(connection, self._lease, self.orders, stall_timeout)
         self._thread.say_ready = self._say_ready
         self._connection, self._pid = connection, os.getpid()
-        self._ready: Ready | None = None
+        self._ready: messages.Ready | None = None
         self._is_leaving = False
-
-    @property
-    def ended(self) -> JobEnded | None:
-        """How the driver ended the job; None if it did not."""
-        return self._orders.ended
-
-    @property
-    def is_over(self) -> bool:
-        """Whether the driver knows already how this worker ends."""
-        return self._thread.is_over
 
     @property
     def lost_lease(self) -> str:
@@ -129,16 +98,15 @@ class Membership:
             return ""
         return f"the launcher of this elastic job has not answered for {self._lease.silent_seconds:.0f} s"
 
-    def on_end(self, end: Callable[[JobEnded], None]) -> None:
+    def on_end(self, end: Callable[[errors.JobEnded], None]) -> None:
         """Let a function, in another thread, end this process if the job ended and it does not notice."""
         self._thread.on_end = end
 
     def next_world(self, place: TrainingPosition, *, valid: bool, values: Mapping[str, Any]) -> World:
         """Leave the world behind, say that this worker is ready and wait for the next one."""
-        self.world = None
         self._ready = None  # from begin_waiting on, the other thread may say again where this stands
-        generation = self._orders.begin_waiting()
-        self._ready = Ready(
+        generation = self.orders.begin_waiting()
+        self._ready = messages.Ready(
             generation=generation,
             place=place,
             valid=valid,
@@ -148,15 +116,14 @@ class Membership:
         )
         self._thread.send(self._ready)
         with ACTIVITY.during("waiting for the other workers"):
-            world = self._orders.wait()
+            world = self.orders.wait()
         self._thread.is_leader = world.rank == 0
-        self.world = world
         return world
 
     def enter(self, world: World) -> None:
         """Set the environment with which Horovod enters a world."""
-        if self._orders.broken:
-            raise PeerLostError(self._orders.broken, names_worker=True)
+        if self.orders.broken:
+            raise errors.PeerLostError(self.orders.broken, names_worker=True)
         self._environ.update(world.environment(self._key))
         if self._interfaces:
             interface = interface_for(world)
@@ -166,69 +133,53 @@ class Membership:
 
     def formed(self) -> None:
         """Say that Horovod is up in the world."""
-        self._thread.send(Formed(generation=self._orders.generation))
+        self._thread.send(messages.Formed(generation=self.orders.generation))
 
     def form_failed(self, reason: str) -> None:
         """Say that Horovod did not come up in the world."""
-        self._thread.send(FormFailed(generation=self._orders.generation, reason=sendable(reason)))
+        self._thread.send(messages.FormFailed(generation=self.orders.generation, reason=sendable(reason)))
 
     def synced(self, place: TrainingPosition, run_dir: str) -> None:
         """Say that this worker has the whole state of the world, which is written to a run directory."""
-        self._thread.send(Synced(generation=self._orders.generation, place=place, run_dir=run_dir))
-
-    def change_wanted(self) -> bool:
-        """Return whether all workers are to leave the world at the next step."""
-        return self._orders.wants_change
-
-    def stop_wanted(self) -> int:
-        """Return the signal for which all workers are to save and stop; 0 if they are not."""
-        return self._orders.stop
-
-    def why_stop(self) -> str:
-        """Return why all workers are to save and stop, as text; empty if they are not."""
-        return self._orders.why_stop
+        self._thread.send(messages.Synced(generation=self.orders.generation, place=place, run_dir=run_dir))
 
     def leave(self, why: str) -> None:
         """Ask to leave the job at the next step boundary. A signal's handler may call it."""
         if not self._is_leaving:
             self._is_leaving = True
-            self._thread.send(Leaving(why=sendable(why)))
+            self._thread.send(messages.Leaving(why=sendable(why)))
 
     def left(self) -> None:
         """Say that this worker has left and that its process ends.
 
         The connection stays to the end of the process: the driver kills a worker that it cannot hear.
         """
-        if not self.is_over:
-            self._thread.send_last(LeftWorld(), _LAST_SECONDS)
+        if not self._thread.is_over:
+            self._thread.send_last(messages.LeftWorld(), _LAST_SECONDS)
 
     def failed(self, error: BaseException) -> None:
         """Say that this worker ends because of an error, and wait for who reports it."""
-        if self.is_over or isinstance(error, JobEnded | RefusedError):
+        if self._thread.is_over or isinstance(error, errors.JobEnded | errors.RefusedError):
             return
-        self._orders.is_ending = self._thread.is_over = True
-        if self.ended is None:
+        self.orders.is_ending = self._thread.is_over = True
+        if self.orders.ended is None:
             failure = failure_of(error)
             self._thread.send_last(failure, _LAST_SECONDS)
-            self._orders.wait_for_end(_ANSWER_SECONDS if failure.blame != "peer" else 0.0)
+            self.orders.wait_for_end(_ANSWER_SECONDS if failure.blame != "peer" else 0.0)
 
     def done(self, exit_code: int) -> None:
         """Say that training is complete, or stopped with its state saved."""
-        if not self.is_over:
-            self._thread.send_last(Done(exit_code=exit_code), _LAST_SECONDS)
+        if not self._thread.is_over:
+            self._thread.send_last(messages.Done(exit_code=exit_code), _LAST_SECONDS)
 
     def explain(self) -> Told | None:
         """Return why a collective failed, as far as the driver said it."""
-        why = self._orders.explain()
+        why = self.orders.explain()
         return Told(why) if why else None
-
-    def is_of_this_process(self) -> bool:
-        """Whether this process connected to the driver, and was not forked from one that did."""
-        return self._pid == os.getpid()
 
     def _say_ready(self) -> None:
         if self._ready is not None:
-            self._ready = self._ready.model_copy(update={"generation": self._orders.generation})
+            self._ready = self._ready.model_copy(update={"generation": self.orders.generation})
             self._thread.send(self._ready)
 
 
@@ -241,7 +192,7 @@ def connect(
 ) -> Membership:
     """Join the elastic job that started this process. Another thread calls ``abort``, maybe repeatedly."""
     if current() is not None:
-        raise UsageError(
+        raise errors.UsageError(
             "a worker of an elastic job trains once, and this process trains a second time",
             "Start one job for each training.",
             everywhere=True,
@@ -261,66 +212,52 @@ def connect(
 
 def current() -> Membership | None:
     """Return the membership of this process; None if it is in no elastic job, or not connected."""
-    return next((client for client in _current if client.is_of_this_process()), None)
+    # of a process that was forked it is another one's
+    return next((client for client in _current if client._pid == os.getpid()), None)
 
 
 def tell_driver(error: BaseException) -> BaseException:
     """Tell the driver of this worker's elastic job how the worker ends."""
-    client = current() or _connect_to_tell(error)
-    if isinstance(client, JobEnded):
-        return client
-    if client is None or isinstance(error, JobEnded | RefusedError):
+    if isinstance(error, errors.JobEnded | errors.RefusedError):
         return error
-    if isinstance(error, Removed):
+    client = current()
+    if client is None and isinstance(error, Exception):
+        # joined only to report about an error before it: the job ends once, with this message, if all have it
+        seconds = _TELL_SECONDS
+        try:
+            client = connect(os.environ, stall_timeout=seconds, abort=lambda why: None, seconds=seconds)
+        except errors.JobEnded as end:
+            return end  # another worker was faster, and has reported it
+        except Exception:
+            return error
+    if client is None:
+        return error
+    if isinstance(error, errors.Removed):
         client.left()
-    elif isinstance(error, Stopped):
-        client.done(EXIT_STOPPED)
+    elif isinstance(error, errors.Stopped):
+        client.done(errors.EXIT_STOPPED)
     else:
         client.failed(error)
-        if client.ended is not None and not client.ended.speaks:
-            return client.ended
+        ended = client.orders.ended
+        if ended is not None and not ended.speaks:
+            return ended
     return error
 
 
-def _connect_to_tell(error: BaseException) -> Membership | JobEnded | None:
-    """Join the job only to report about an error before it: it ends once, with this message, if all have it.
-
-    If another worker was faster, the job has ended, which is returned: that worker has reported it.
-    """
-    if isinstance(error, Exception) and not isinstance(error, JobEnded | RefusedError):
-        try:
-            return connect(
-                os.environ, stall_timeout=_TELL_SECONDS, abort=lambda why: None, seconds=_TELL_SECONDS
-            )
-        except JobEnded as ended:
-            return ended
-        except Exception:
-            return None
-    return None
-
-
-def _welcome(connection: DriverConnection) -> tuple[Welcome, Sequence[FromDriver]]:
+def _welcome(connection: DriverConnection) -> tuple[messages.Welcome, Sequence[messages.FromDriver]]:
     """Send the first message; return the driver's answer to it, and what arrived after that."""
     until = time.monotonic() + _WELCOME_SECONDS
     while time.monotonic() < until and not connection.is_closed:
         connection.send()
-        messages = connection.receive()
-        for number, message in enumerate(messages):
+        arrived = connection.receive()
+        for number, message in enumerate(arrived):
             match message:
-                case Welcome():
-                    return message, messages[number + 1 :]
-                case Refuse(problem=problem, remedy=remedy):
-                    raise RefusedError(problem, remedy)
-                case End(problem=problem, remedy=remedy, exit_code=code, speaks=speaks):
-                    raise JobEnded(problem, remedy, exit_code=code, speaks=speaks)
+                case messages.Welcome():
+                    return message, arrived[number + 1 :]
+                case messages.Refuse(problem=problem, remedy=remedy):
+                    raise errors.RefusedError(problem, remedy)
+                case messages.End(problem=problem, remedy=remedy, exit_code=code, speaks=speaks):
+                    raise errors.JobEnded(problem, remedy, exit_code=code, speaks=speaks)
         time.sleep(0.01)
     how = "ended the connection" if connection.is_closed else f"was silent for {_WELCOME_SECONDS:.0f} s"
-    raise EnvironmentFault(f"the driver of this elastic job {how}", "Its own output says more.")
-
-
-def _quiet(abort: Callable[[str], None]) -> Callable[[str], None]:
-    def call(why: str) -> None:
-        with suppress(Exception):  # the thread that calls it must continue
-            abort(why)
-
-    return call
+    raise errors.EnvironmentFault(f"the driver of this elastic job {how}", "Its own output says more.")

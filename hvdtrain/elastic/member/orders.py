@@ -5,38 +5,15 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Mapping
-from hashlib import blake2b, sha256
+from contextlib import suppress
+from hashlib import sha256
 from typing import Any, Literal
 
 import psutil
 
-from hvdtrain.elastic.messages import (
-    MAX_TEXT,
-    Abort,
-    ChangeWorld,
-    End,
-    EnterWorld,
-    Failed,
-    FromDriver,
-    Hello,
-    Leave,
-    Refuse,
-    Stop,
-)
+from hvdtrain import errors
+from hvdtrain.elastic import messages
 from hvdtrain.elastic.watch.liveness import machine_id
-from hvdtrain.errors import (
-    AgreementError,
-    EnvironmentFault,
-    ExchangeError,
-    HvdtrainError,
-    Interrupted,
-    JobEnded,
-    PeerLostError,
-    RefusedError,
-    Removed,
-    SaveError,
-    WorkerFailure,
-)
 from hvdtrain.host.launcher import host_name
 from hvdtrain.workers.world import World
 
@@ -55,9 +32,9 @@ _OF_THE_HOST = {
 }
 
 
-def hello(environ: Mapping[str, str]) -> Hello:
+def hello(environ: Mapping[str, str]) -> messages.Hello:
     """Return the first message of this worker."""
-    return Hello(
+    return messages.Hello(
         host=host_name(environ),
         machine=machine_id(),
         pid=os.getpid(),
@@ -70,21 +47,15 @@ def value_texts(values: Mapping[str, Any]) -> dict[str, str]:
     return {_cut(name): _cut(repr(value)) for name, value in sorted(values.items())}
 
 
-def digest_of(values: Mapping[str, Any]) -> str:
-    """Return a digest that is equal if the values are."""
-    texts = sorted((name, repr(value)) for name, value in values.items())
-    return blake2b(repr(texts).encode(errors="backslashreplace"), digest_size=16).hexdigest()
-
-
-def failure_of(error: BaseException) -> Failed:
+def failure_of(error: BaseException) -> messages.Failed:
     """Return what the driver is notified of an error that ends this worker."""
-    if isinstance(error, HvdtrainError):
+    if isinstance(error, errors.HvdtrainError):
         problem, remedy = error.problem, error.remedy
-    elif isinstance(error, Interrupted):
+    elif isinstance(error, errors.Interrupted):
         problem, remedy = f"interrupted by {error}", ""
     else:
         problem, remedy = f"{type(error).__name__}: {error}", ""
-    return Failed(
+    return messages.Failed(
         blame=blame_for(error),
         problem=sendable(problem),
         remedy=sendable(remedy),
@@ -98,19 +69,23 @@ def blame_for(error: BaseException) -> Blame:
     What every worker raises alike would come again, so it counts as code. So does what the task's code
     raises, unless its cause is the memory, a disk or a network of this host.
     """
-    if isinstance(error, PeerLostError):
+    if isinstance(error, errors.PeerLostError):
         return "peer"
-    cause = error.__cause__ if isinstance(error, WorkerFailure) else error
+    cause = error.__cause__ if isinstance(error, errors.WorkerFailure) else error
     if isinstance(cause, MemoryError) or (isinstance(cause, OSError) and cause.errno in _OF_THE_HOST):
         return "environment"
-    if isinstance(error, AgreementError | ExchangeError | SaveError) or getattr(error, "everywhere", False):
+    if isinstance(error, errors.AgreementError | errors.ExchangeError | errors.SaveError) or getattr(
+        error, "everywhere", False
+    ):
         return "code"
-    return "environment" if isinstance(error, EnvironmentFault | OSError | Interrupted) else "code"
+    return (
+        "environment" if isinstance(error, errors.EnvironmentFault | OSError | errors.Interrupted) else "code"
+    )
 
 
 def sendable(text: str) -> str:
     """Return a text that a message can hold: without what UTF-8 cannot encode, and not too long."""
-    return text[:MAX_TEXT].encode(errors="backslashreplace").decode()[:MAX_TEXT]
+    return text[: messages.MAX_TEXT].encode(errors="backslashreplace").decode()[: messages.MAX_TEXT]
 
 
 def _cut(text: str) -> str:
@@ -133,36 +108,40 @@ class Orders:
         self.generation = 0  # the newest world that this worker was notified of
         self.stop, self.why_stop = 0, ""  # the signal for which all are to save and stop, and why
         self.broken = self.change = ""  # why that world is given up, or is to be left at the next step
-        self.ended: JobEnded | None = None  # how the driver ended the job
+        self.ended: errors.JobEnded | None = None  # how the driver ended the job
         self.is_waiting = self.is_ending = False  # whether the training thread waits for a world, or ends
-        self._refused: RefusedError | None = None
+        self._refused: errors.RefusedError | None = None
         self._leave = ""
         self._next: World | None = None
 
     # called by the member thread
 
-    def take(self, message: FromDriver) -> bool:
+    def take(self, message: messages.FromDriver) -> bool:
         """Take note of a message; return whether this worker is to say again that it is ready."""
         with self._news:
             self._news.notify_all()
             match message:
-                case EnterWorld(world=world) if self.is_waiting and world.generation > self.generation:
+                case messages.EnterWorld(world=world) if (
+                    self.is_waiting and world.generation > self.generation
+                ):
                     self._next, self.generation, self.change = world, world.generation, ""
-                case Abort(generation=generation, why=why, again=again) if generation == self.generation:
+                case messages.Abort(generation=generation, why=why, again=again) if (
+                    generation == self.generation
+                ):
                     return self._give_up(why) or (again and self.is_waiting)
-                case ChangeWorld(generation=generation, why=why) if generation == self.generation:
+                case messages.ChangeWorld(generation=generation, why=why) if generation == self.generation:
                     self.change = why or "the workers change"
-                case Stop(signal=number, why=why):
+                case messages.Stop(signal=number, why=why):
                     self.stop, self.why_stop = number, why or f"{signal.Signals(number).name} came"
-                case Leave(why=why):
+                case messages.Leave(why=why):
                     self._leave = why or "the launcher does not need this worker any longer"
-                case Refuse(problem=problem, remedy=remedy):
-                    self._refused = RefusedError(problem, remedy)
-                case End(problem=problem, remedy=remedy, exit_code=code, speaks=speaks):
-                    self._end(JobEnded(problem, remedy, exit_code=code, speaks=speaks))
+                case messages.Refuse(problem=problem, remedy=remedy):
+                    self._refused = errors.RefusedError(problem, remedy)
+                case messages.End(problem=problem, remedy=remedy, exit_code=code, speaks=speaks):
+                    self._end(errors.JobEnded(problem, remedy, exit_code=code, speaks=speaks))
         return False
 
-    def end(self, error: JobEnded) -> None:
+    def end(self, error: errors.JobEnded) -> None:
         """End the job as far as this worker is concerned, unless the driver did."""
         with self._news:
             self._end(error)
@@ -177,7 +156,8 @@ class Orders:
         """Abort again if the world is broken: a start of Horovod may have begun after the first time."""
         with self._news:
             if self.broken and not self.is_waiting:
-                self._abort(self.broken)
+                with suppress(Exception):  # the thread that calls it must continue
+                    self._abort(self.broken)
 
     # called by the training thread
 
@@ -201,12 +181,10 @@ class Orders:
         finally:
             self.is_waiting = False
 
-    def wait_for_end(self, seconds: float) -> JobEnded | None:
-        """Return how the driver ends the job, if it does in time."""
+    def wait_for_end(self, seconds: float) -> None:
+        """Wait until the driver ends the job, or the time is over."""
         with self._news:
-            self.is_ending = True
             self._news.wait_for(lambda: self.ended is not None, seconds)
-            return self.ended
 
     def explain(self) -> str:
         """Return why the world is broken; empty if that does not arrive in a moment."""
@@ -222,19 +200,19 @@ class Orders:
     def _give_up(self, why: str) -> bool:
         if not self.is_waiting:
             self.broken = why or "a worker was lost"
-            self._abort(self.broken)
+            self.repeat_abort()
             return False
         dropped, self._next = self._next, None
         return dropped is not None
 
-    def _end(self, error: JobEnded) -> None:
+    def _end(self, error: errors.JobEnded) -> None:
         if self.ended is None:
             self.ended = error
             self._news.notify_all()
             self._give_up(error.problem)
 
     def _raise_if_over(self) -> None:
-        for error in (self._refused, Removed(self._leave) if self._leave else None, self.ended):
+        for error in (self._refused, errors.Removed(self._leave) if self._leave else None, self.ended):
             if error is not None:
                 self.is_ending = True
                 raise error

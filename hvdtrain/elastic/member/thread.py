@@ -12,17 +12,9 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
+from hvdtrain.elastic import messages
 from hvdtrain.elastic.links import LineConnection, connect
 from hvdtrain.elastic.member.orders import Orders, sendable
-from hvdtrain.elastic.messages import (
-    MAX_LINE_BYTES,
-    Beat,
-    FromDriver,
-    FromWorker,
-    KillProcess,
-    encode,
-    from_driver,
-)
 from hvdtrain.elastic.watch.liveness import BEAT_SECONDS, silence_seconds, state_of
 from hvdtrain.errors import EXIT_ENVIRONMENT, EnvironmentFault, JobEnded
 from hvdtrain.host.launcher import ELASTIC_VARIABLE, WORKER_VARIABLE, host_name
@@ -96,7 +88,7 @@ class DriverConnection(LineConnection):
     """A connection over which messages go both ways. Only ``queue`` may be called by any thread."""
 
     def __init__(self, connection: socket.socket) -> None:
-        super().__init__(connection, MAX_LINE_BYTES)
+        super().__init__(connection, messages.MAX_LINE_BYTES)
         self._queue: deque[bytes] = deque()
 
     @property
@@ -104,9 +96,9 @@ class DriverConnection(LineConnection):
         """Whether something is not sent yet."""
         return bool(self._queue or self.has_unsent) and not self.is_closed
 
-    def queue(self, message: FromWorker) -> None:
+    def queue(self, message: messages.FromWorker) -> None:
         """Let a message be sent by the next ``send``."""
-        self._queue.append(encode(message))
+        self._queue.append(messages.encode(message))
 
     def send(self) -> None:
         """Send what is queued, as far as that does not wait."""
@@ -114,9 +106,9 @@ class DriverConnection(LineConnection):
             self._outgoing += self._queue.popleft()
         self.flush()
 
-    def receive(self) -> list[FromDriver]:
+    def receive(self) -> list[messages.FromDriver]:
         """Return the messages that have arrived. It does not wait; what is no message is dropped."""
-        return [message for line in self.receive_lines() if (message := from_driver(line))]
+        return [message for line in self.receive_lines() if (message := messages.from_driver(line))]
 
     def close(self) -> None:
         """End the connection."""
@@ -129,7 +121,9 @@ class DriverConnection(LineConnection):
 def open_connection(environ: Mapping[str, str], seconds: float = CONNECT_SECONDS) -> socket.socket:
     """Connect to the driver at the first of its addresses that answers as the job's driver."""
     text, key = environ.get(ELASTIC_VARIABLE, ""), environ.get(KEY_VARIABLE, "")
-    addresses = _addresses(text)
+    # host and port of each, as in "10.0.0.1:4000,10.1.0.1:4000"
+    parts = [part.strip().rpartition(":") for part in text.split(",")]
+    addresses = [(host, int(port)) for host, _, port in parts if host and port.isdecimal()]
     if not addresses or not key:
         found = f"{ELASTIC_VARIABLE}={text!r}" if not addresses else f"{KEY_VARIABLE} is not set"
         raise EnvironmentFault(
@@ -144,12 +138,6 @@ def open_connection(environ: Mapping[str, str], seconds: float = CONNECT_SECONDS
             "Hosts of a job must reach the host of the launcher on all ports; its --network-interfaces "
             "option chooses the network.",
         ) from None
-
-
-def _addresses(text: str) -> list[tuple[str, int]]:
-    """Return the addresses of the driver: host and port, as in "10.0.0.1:4000,10.1.0.1:4000"."""
-    parts = [part.strip().rpartition(":") for part in text.split(",")]
-    return [(host, int(port)) for host, _, port in parts if host and port.isdecimal()]
 
 
 # The training thread ends the process in order if it can: so long it has to notice that the job has ended,
@@ -184,34 +172,25 @@ class MemberThread:
         """Whether the caller is this thread."""
         return threading.current_thread() is self._thread
 
-    def start(self, arrived: Sequence[FromDriver] = ()) -> None:
+    def start(self, arrived: Sequence[messages.FromDriver] = ()) -> None:
         """Start the thread, which takes these messages first."""
         for message in arrived:
             self._take(message)
         self._thread.start()
 
-    def send(self, message: FromWorker) -> None:
+    def send(self, message: messages.FromWorker) -> None:
         """Send a message. It does not wait, and a signal's handler may call it."""
         self._connection.queue(message)
         with suppress(OSError):  # woken already, or over
             self._wake.send(b"x")
 
-    def send_last(self, message: FromWorker, seconds: float) -> None:
+    def send_last(self, message: messages.FromWorker, seconds: float) -> None:
         """Send the message that says how this worker ends, and wait until it is on its way."""
         self.is_over = True
         self.send(message)
         until = time.monotonic() + seconds
         while self._connection.is_sending and time.monotonic() < until:
             time.sleep(0.01)
-
-    def close(self) -> None:
-        """End the connection."""
-        self.is_over = True
-        self._connection.close()
-        with suppress(OSError):
-            self._wake.send(b"x")
-        if self._thread.is_alive() and not self.is_current:
-            self._thread.join(BEAT_SECONDS)
 
     def _run(self) -> None:
         try:
@@ -240,16 +219,16 @@ class MemberThread:
 
     def _read(self) -> None:
         """Take what has arrived. If the connection has ended, its last messages renew nothing."""
-        messages = self._connection.receive()
+        arrived = self._connection.receive()
         self._lease.turn()
-        for message in messages:
+        for message in arrived:
             if not self._connection.is_closed:
                 self._lease.renew()
             self._take(message)
 
-    def _take(self, message: FromDriver) -> None:
+    def _take(self, message: messages.FromDriver) -> None:
         match message:
-            case KillProcess(pid=pid, process_seconds=seconds):
+            case messages.KillProcess(pid=pid, process_seconds=seconds):
                 kill_if_same(pid, seconds)
             case _ if self._orders.take(message):
                 self.say_ready()
@@ -257,19 +236,15 @@ class MemberThread:
     def _beat(self) -> None:
         if not self._connection.is_sending:  # a driver that does not read gets no more than one
             name, *numbers, user_code = state_of(ACTIVITY)
-            self._connection.queue(Beat(state=[sendable(name), *numbers, sendable(user_code)]))
+            self._connection.queue(messages.Beat(state=[sendable(name), *numbers, sendable(user_code)]))
         self._orders.repeat_abort()
-        self._check_lease()
+        if self._lease.is_lost and not self.is_over and not self._lease.may_be_regained:
+            silent = f"the launcher has not answered for {self._lease.silent_seconds:.0f} s"
+            self._orders.give_up(silent)
+            if 0 < self._stall_timeout <= self._lease.silent_seconds:
+                self._orders.end(JobEnded(f"{silent}: stopped or starved, or cut off", _REMEDY, speaks=True))
         if self._orders.ended is not None and not self.is_over:
             self._end_in_time(self._orders.ended)
-
-    def _check_lease(self) -> None:
-        if self.is_over or not self._lease.is_lost or self._lease.may_be_regained:
-            return
-        silent = f"the launcher has not answered for {self._lease.silent_seconds:.0f} s"
-        self._orders.give_up(silent)
-        if 0 < self._stall_timeout <= self._lease.silent_seconds:
-            self._orders.end(JobEnded(f"{silent}: stopped or starved, or cut off", _REMEDY, speaks=True))
 
     def _end_in_time(self, error: JobEnded) -> None:
         """End the process if the training thread does not do so in time."""

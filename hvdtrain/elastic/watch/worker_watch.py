@@ -14,30 +14,11 @@ import threading
 import time
 from collections.abc import Collection, Mapping
 from contextlib import suppress
-from types import TracebackType
+from dataclasses import astuple
 
 import psutil
 
-from hvdtrain.elastic.watch.liveness import (
-    BEAT_SECONDS,
-    Abandoned,
-    HostLost,
-    Left,
-    Liveness,
-    Member,
-    OnEvent,
-    Peer,
-    Silent,
-    Stalled,
-    Told,
-    WatchEvent,
-    WatchLimits,
-    connect_workers,
-    describe_host,
-    gather_members,
-    read_state,
-    state_of,
-)
+from hvdtrain.elastic.watch import liveness
 from hvdtrain.host.processes import start_group
 from hvdtrain.workers.activity import ACTIVITY, ActivityMark
 from hvdtrain.workers.agreement import Workers
@@ -52,16 +33,15 @@ _UNREPORTED_SECONDS = 0.5
 _NAMED_AS_SILENT_SECONDS = 10.0
 
 
-def watch_workers(workers: Workers, limits: WatchLimits, on_event: OnEvent) -> tuple["WorkerWatch", str]:
+def watch_workers(
+    workers: Workers, limits: liveness.WatchLimits, on_event: liveness.OnEvent
+) -> tuple["WorkerWatch", str]:
     """Collective. Start to watch the workers; return the watch, and a text that names those without one."""
     if workers.size == 1:
-        return WorkerWatch(Member(0, workers.host), [], {}, limits=limits, on_event=on_event), ""
-    members = gather_members(workers)
-    stall_timeout, silence, shows_stacks = workers.broadcast_object(
-        [limits.stall_timeout, limits.silence_seconds, limits.shows_stacks]
-    )
-    limits = WatchLimits(stall_timeout, silence, shows_stacks)
-    connections, unwatched = connect_workers(workers, members, silence)
+        return WorkerWatch(liveness.Member(0, workers.host), [], {}, limits=limits, on_event=on_event), ""
+    members = liveness.gather_members(workers)
+    limits = liveness.WatchLimits(*workers.broadcast_object(astuple(limits)))
+    connections, unwatched = liveness.connect_workers(workers, members, limits.silence_seconds)
     watch = WorkerWatch(
         members[workers.rank],
         members,
@@ -70,45 +50,44 @@ def watch_workers(workers: Workers, limits: WatchLimits, on_event: OnEvent) -> t
         on_event=on_event,
         collectives_fail=workers.controller != "MPI",
     )
-    return watch, _describe_unwatched(unwatched, members[0])
+    if not unwatched:
+        return watch, ""
+    return watch, (
+        f"cannot watch {', '.join(map(str, unwatched))}: no connection to {members[0].host} other than "
+        "Horovod's own; if one of them does not answer, the job may wait for it without limit"
+    )
 
 
 class WorkerWatch:
-    """A thread that sends heartbeats, reads those of others, and judges them. Leaving it says goodbye."""
+    """A thread that sends heartbeats, reads those of others, and judges them."""
 
     def __init__(
         self,
-        own: Member,
-        members: Collection[Member],
-        connections: Mapping[socket.socket, Member],
+        own: liveness.Member,
+        members: Collection[liveness.Member],
+        connections: Mapping[socket.socket, liveness.Member],
         *,
-        limits: WatchLimits,
-        on_event: OnEvent,
+        limits: liveness.WatchLimits,
+        on_event: liveness.OnEvent,
         mark: ActivityMark = ACTIVITY,
         collectives_fail: bool = True,
     ) -> None:
         self._own, self._members, self._limits = own, members, limits
         self._collectives_fail = collectives_fail
         self._on_event, self._mark = on_event, mark
-        self._peers = [Peer(connection, member) for connection, member in connections.items()]
-        self._liveness = Liveness(own, list(connections.values()), limits.stall_timeout, time.monotonic())
+        self._peers = [liveness.Peer(connection, member) for connection, member in connections.items()]
+        self._liveness = liveness.Liveness(
+            own, list(connections.values()), limits.stall_timeout, time.monotonic()
+        )
         self._wake, self._woken = socket.socketpair()
         self._is_closing, self._noticed = threading.Event(), threading.Event()
-        self._gone: Left | Told | None = None  # why a collective may fail
+        self._gone: liveness.Left | liveness.Told | None = None  # why a collective may fail
         self._somebody_spoke = self._is_over = False
         self._stacks: dict[int, str] = {}
         self._thread: threading.Thread | None = None
         if self._peers:
             self._thread = threading.Thread(target=self._run, daemon=True, name="watch workers")
             self._thread.start()
-
-    def __enter__(self) -> "WorkerWatch":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """Say goodbye and stop watching."""
@@ -122,7 +101,7 @@ class WorkerWatch:
             peer.connection.close()
         self._woken.close()
 
-    def explain(self) -> WatchEvent | None:
+    def explain(self) -> liveness.WatchEvent | None:
         """Return why a collective failed, as far as it is known; None if the worker that failed has spoken.
 
         It is called by the training thread, which may know of the failure a moment before the watch does.
@@ -147,50 +126,52 @@ class WorkerWatch:
                 now, before = time.monotonic(), turned
                 turned = now
                 was_stopped = bool(self._limits.stall_timeout) and now - before > max(
-                    3 * BEAT_SECONDS, self._limits.stall_timeout / 2
+                    3 * liveness.BEAT_SECONDS, self._limits.stall_timeout / 2
                 )
                 if was_stopped:
                     self._liveness.forgive(now)
                 if now >= next_beat:
-                    next_beat = now + BEAT_SECONDS
+                    next_beat = now + liveness.BEAT_SECONDS
                     self._send_beats(now)
-                event = self._read(selector, now, was_stopped) or self._judge(now)
-                if event is not None:
+                event = self._read(selector, now)
+                if was_stopped and event is not None:
+                    event = liveness.Abandoned()
+                if event := event or self._judge(now):
                     self._report(event)
                     return
 
-    def _judge(self, now_seconds: float) -> WatchEvent | None:
+    def _judge(self, now_seconds: float) -> liveness.WatchEvent | None:
         if self._is_over:
             return None
         if self._own.rank:  # it only hears rank 0
             return self._liveness.judge_silence(now_seconds)
-        return self._liveness.judge(state_of(self._mark), now_seconds)
+        return self._liveness.judge(liveness.state_of(self._mark), now_seconds)
 
     def _send_beats(self, now_seconds: float) -> None:
-        beat = {"state": list(state_of(self._mark))}
+        beat = {"state": list(liveness.state_of(self._mark))}
         for peer in self._peers:
-            is_tenth = int(now_seconds / BEAT_SECONDS) % 10 == 0
+            is_tenth = int(now_seconds / liveness.BEAT_SECONDS) % 10 == 0
             is_silent = self._liveness.is_silent(peer.member.rank, now_seconds)
             # what a stopped process does not read must not fill its connection
             if not peer.is_closed and (is_tenth or not is_silent):
                 peer.send(beat)
 
-    def _read(
-        self, selector: selectors.BaseSelector, now_seconds: float, was_stopped: bool
-    ) -> WatchEvent | None:
+    def _read(self, selector: selectors.BaseSelector, now_seconds: float) -> liveness.WatchEvent | None:
         """Take note of what has arrived; return what is wrong, if something is."""
         for peer in [peer for peer in self._peers if not peer.is_closed]:
             for message in peer.receive():
                 if event := self._take(peer, message, now_seconds):
-                    return Abandoned() if was_stopped and isinstance(event, Told) else event
+                    return event
             if peer.is_closed:
                 selector.unregister(peer.connection)
                 if event := self._closed(peer):
-                    return Abandoned() if was_stopped else event
+                    return event
         return None
 
-    def _take(self, peer: Peer, message: Mapping[str, object], now_seconds: float) -> WatchEvent | None:
-        if state := read_state(message.get("state")):
+    def _take(
+        self, peer: liveness.Peer, message: Mapping[str, object], now_seconds: float
+    ) -> liveness.WatchEvent | None:
+        if state := liveness.read_state(message.get("state")):
             self._liveness.beat(peer.member.rank, state, now_seconds)
         if "goodbye" in message:
             self._somebody_spoke = True
@@ -201,39 +182,44 @@ class WorkerWatch:
         if "stack" in message:
             self._stacks[peer.member.rank] = str(message["stack"])
         if "gone" in message:  # rank 0 says it, or its training thread does
-            self._gone, self._is_over = Told(str(message["gone"])), True
+            self._gone, self._is_over = liveness.Told(str(message["gone"])), True
             self._noticed.set()
         if "end" in message:
-            self._gone = Told(str(message["end"]))
+            self._gone = liveness.Told(str(message["end"]))
             self._noticed.set()
             self._kill_stopped(message.get("stopped"))
             return self._gone
         return None
 
-    def _closed(self, peer: Peer) -> WatchEvent | None:
+    def _closed(self, peer: liveness.Peer) -> liveness.WatchEvent | None:
         """Return what the end of a connection means."""
         if peer.is_unreachable:
-            host = describe_host(peer.member.rank, self._members)
-            return HostLost(f"{host} is gone: it has not answered for {self._limits.silence_seconds} s")
+            host = liveness.describe_host(peer.member.rank, self._members)
+            return liveness.HostLost(
+                f"{host} is gone: it has not answered for {self._limits.silence_seconds} s"
+            )
         left = self._liveness.left(peer.member.rank)
         if left is not None:
             self._gone = left
             self._noticed.set()
         return left
 
-    def _report(self, event: WatchEvent) -> None:
+    def _report(self, event: liveness.WatchEvent) -> None:
         """Let this worker and the others end; the watch is over."""
-        if isinstance(event, Left):
+        if isinstance(event, liveness.Left):
             self._send_all({"gone": event.problem})
             if self._collectives_fail and self._is_closing.wait(_NOTICES_SECONDS):
                 return  # the training thread has noticed, and speaks
-        if isinstance(event, Silent | Stalled | Left | HostLost) and self._waits_its_turn(event):
-            return
-        stacks = self._ask_for_stacks(event) if isinstance(event, Stalled) else ""
-        stopped = list(event.ranks) if isinstance(event, Silent) else []
-        if isinstance(event, Told):
+        if self._own.rank >= 2 and isinstance(event, liveness.Silent | liveness.Stalled | liveness.Left):
+            # rank 1 says that rank 0 is gone, and the launcher ends the others; without it another says it
+            turn_seconds = _SPEAKS_ALONE_SECONDS + min(3.0, _BETWEEN_SPEAKERS_SECONDS * (self._own.rank - 2))
+            if self._is_closing.wait(turn_seconds):
+                return
+        stacks = self._ask_for_stacks(event) if isinstance(event, liveness.Stalled) else ""
+        stopped = list(event.ranks) if isinstance(event, liveness.Silent) else []
+        if isinstance(event, liveness.Told):
             self._wait_for_speaker()
-        elif not isinstance(event, Abandoned):
+        elif not isinstance(event, liveness.Abandoned):
             self._send_all({"end": event.problem, "stopped": stopped})
         self._kill_stopped(stopped)  # in a moment
         self._on_event(event, stacks)
@@ -253,17 +239,7 @@ class WorkerWatch:
                 peer.receive()
             self._is_closing.wait(0.05)
 
-    def _waits_its_turn(self, event: WatchEvent) -> bool:
-        """Wait until it is this worker's turn to say that rank 0 is gone; return whether it need not.
-
-        Rank 1 says it. The launcher then ends the others; if rank 1 is gone, too, another one speaks.
-        """
-        if self._own.rank < 2 or isinstance(event, HostLost):
-            return False
-        turn_seconds = _SPEAKS_ALONE_SECONDS + min(3.0, _BETWEEN_SPEAKERS_SECONDS * (self._own.rank - 2))
-        return self._is_closing.wait(turn_seconds)
-
-    def _ask_for_stacks(self, event: Stalled) -> str:
+    def _ask_for_stacks(self, event: liveness.Stalled) -> str:
         """Return the Python stacks of the workers that stalled, as far as they answer in time."""
         if not self._limits.shows_stacks:
             return ""
@@ -293,13 +269,3 @@ class WorkerWatch:
                         # later, so that the launcher takes the exit code of the worker that speaks
                         words = ["sh", "-c", f"sleep {_KILL_AFTER_SECONDS}; kill -KILL {member.pid}"]
                         start_group(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-
-
-def _describe_unwatched(unwatched: list[Member], root: Member) -> str:
-    if not unwatched:
-        return ""
-    names = ", ".join(map(str, unwatched))
-    return (
-        f"cannot watch {names}: no connection to {root.host} other than Horovod's own; if one of them "
-        "does not answer, the job may wait for it without limit"
-    )

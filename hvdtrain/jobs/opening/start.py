@@ -3,7 +3,7 @@
 import os
 import platform
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -149,7 +149,7 @@ def started(
     if job.config.stages > 1 and backend.workers.size % job.config.stages == 0:
         ACTIVITY.part = f", as {WorkerPlace(backend.workers, job.config.stages).describe()}"
     try:
-        with nullcontext() if membership else _watched(job, backend, watching):
+        with nullcontext() if membership else closing(_watched(job, backend, watching)):
             watching.explain = membership.explain if membership else watching.explain
             try:
                 yield backend

@@ -12,8 +12,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import psutil
 import pytest
-from support.elastic_driver import KEY, ScriptedDriver, accept_worker, world
+from support.elastic_driver import KEY, ScriptedDriver, disconnect, eventually, world
 
+from hvdtrain import errors
+from hvdtrain.elastic import messages
 from hvdtrain.elastic.links import DriverHandshake, receive_line
 from hvdtrain.elastic.member import membership as clients
 from hvdtrain.elastic.member import orders as orders_module
@@ -21,33 +23,6 @@ from hvdtrain.elastic.member import thread as member_thread
 from hvdtrain.elastic.member.membership import connect, current
 from hvdtrain.elastic.member.orders import Orders
 from hvdtrain.elastic.member.thread import open_connection
-from hvdtrain.elastic.messages import (
-    Abort,
-    Beat,
-    ChangeWorld,
-    DriverBeat,
-    End,
-    EnterWorld,
-    Failed,
-    Formed,
-    KillProcess,
-    Leave,
-    Leaving,
-    LeftWorld,
-    Ready,
-    Refuse,
-    Stop,
-    Synced,
-    Welcome,
-)
-from hvdtrain.errors import (
-    EnvironmentFault,
-    JobEnded,
-    PeerLostError,
-    RefusedError,
-    Removed,
-    TaskError,
-)
 from hvdtrain.workers.world import TrainingPosition, world_key
 
 VALUES = {"config": {"epochs": 3}, "size": 100}
@@ -65,7 +40,7 @@ class Worker:
         self.client.on_end(self._end)
         accepted.result(60)
 
-    def _end(self, error: JobEnded) -> None:
+    def _end(self, error: errors.JobEnded) -> None:
         if not self.ended:
             self.ended.append(error)
 
@@ -75,8 +50,8 @@ class Worker:
     def enter(self, driver, **fields):
         """Bring the worker into a world."""
         entered = self.ready()
-        driver.expect(Ready)
-        driver.say(EnterWorld(world=world(**fields)))
+        driver.expect(messages.Ready)
+        driver.say(messages.EnterWorld(world=world(**fields)))
         return entered.result(60)
 
 
@@ -96,8 +71,8 @@ def join(driver):
 
     yield start
     for worker in joined:
-        worker.client._orders.end(JobEnded("the test is over"))
-        worker.client._thread.close()
+        worker.client.orders.end(errors.JobEnded("the test is over"))
+        disconnect(worker.client)
         worker.pool.shutdown(wait=False, cancel_futures=True)
     clients._current.clear()
 
@@ -111,43 +86,26 @@ def _soon(monkeypatch):
         monkeypatch.setattr(module, "REGAINED_SECONDS", 0.3)
 
 
-def eventually(condition) -> bool:
-    until = time.monotonic() + 60
-    while not (found := condition()) and time.monotonic() < until:
-        time.sleep(0.01)
-    return found
-
-
-def test_a_worker_learns_its_place_and_beats(driver, join):
-    client = join().client
-    found = (client.worker, client.job, client.slot, client.slots_on_host, client.most, client.is_joining)
-    assert found == ("w7", "j1", 1, 2, 4, True)
-    assert client.world is None
+def test_a_worker_learns_its_place_and_what_came_with_the_welcome_and_beats(driver, join):
+    client = join(messages.Stop(signal=signal.SIGTERM)).client
+    found = (client.worker, client.job, client.slot, client.most, client.is_joining)
+    assert found == ("w7", "j1", 1, 4, True)
     assert current() is client
-    driver.expect(Beat)
-    assert driver.expect(Beat).state[0]
-
-
-def test_a_request_to_stop_counts_even_with_the_welcome(driver, join):
-    welcome = Welcome(
-        worker="w1", job="j", slot=0, slots_on_host=1, least=1, most=2, is_training=False, lease_seconds=9
-    )
-    client = join(welcome, Stop(signal=signal.SIGTERM)).client
-    assert (client.stop_wanted(), client.why_stop()) == (signal.SIGTERM, "SIGTERM came")
+    driver.expect(messages.Beat)
+    assert driver.expect(messages.Beat).state[0]
+    assert (client.orders.stop, client.orders.why_stop) == (signal.SIGTERM, "SIGTERM came")
 
 
 @pytest.mark.parametrize(
     ("answer", "error"),
-    [(Refuse(problem="no slot"), RefusedError), (End(problem="over", exit_code=4), JobEnded)],
+    [
+        (messages.Refuse(problem="x"), errors.RefusedError),
+        (messages.End(problem="x", exit_code=4), errors.JobEnded),
+    ],
 )
 def test_a_worker_that_is_not_welcome(driver, answer, error):
-    def accept() -> None:
-        driver.connection, _ = driver.listener.accept()
-        accept_worker(driver.connection, KEY)
-        driver.say(answer)
-
     with ThreadPoolExecutor(1) as pool:
-        pool.submit(accept)
+        pool.submit(driver.accept, answer, is_welcome=False)
         with pytest.raises(error):
             connect(dict(driver.environ), stall_timeout=1, abort=print)
     assert current() is None
@@ -166,7 +124,7 @@ def test_a_driver_that_does_not_know_the_key_is_not_followed(driver):
                 connection.sendall(json.dumps({"proof": proof}).encode() + b"\n")
 
     threading.Thread(target=pretend, daemon=True).start()
-    with pytest.raises(EnvironmentFault, match="does not know this job's key"):
+    with pytest.raises(errors.EnvironmentFault, match="does not know this job's key"):
         open_connection(driver.environ, 0.2)
     driver.listener.shutdown(socket.SHUT_RDWR)
 
@@ -179,30 +137,30 @@ def test_a_driver_that_does_not_know_the_key_is_not_followed(driver):
     ],
 )
 def test_a_worker_without_a_driver_says_so(driver, changes, found):
-    with pytest.raises(EnvironmentFault, match=found):
+    with pytest.raises(errors.EnvironmentFault, match=found):
         open_connection({**driver.environ, **changes}, 0.2)
 
 
 def test_a_worker_enters_a_world(driver, join):
     worker = join()
     entered = worker.ready(place=(7, 1))
-    ready = driver.expect(Ready)
+    ready = driver.expect(messages.Ready)
     found = (ready.generation, ready.place, ready.valid, ready.stall_timeout)
     assert found == (0, TrainingPosition(7, 1), True, 120.0)
-    driver.say(EnterWorld(world=world(3)))
+    driver.say(messages.EnterWorld(world=world(3)))
     worker.client.enter(entered.result(60))
     assert worker.environ["HOROVOD_RANK"] == "0"
     assert worker.environ["HOROVOD_RENDEZVOUS_KEY"] == world_key(KEY, 3, "salt")
     assert worker.environ["HOROVOD_GLOO_IFACE"] == worker.environ["NCCL_SOCKET_IFNAME"] == "lo"
     worker.client.formed()
-    assert driver.expect(Formed).generation == 3
+    assert driver.expect(messages.Formed).generation == 3
     worker.client.synced(TrainingPosition(7), "runs/one")
-    synced = driver.expect(Synced)
+    synced = driver.expect(messages.Synced)
     assert (synced.place, synced.run_dir) == (TrainingPosition(7), "runs/one")
     worker.ready(place=(8, 0))
-    assert driver.expect(Ready).generation == 3
-    driver.say(Abort(generation=3, why="no route", again=True))
-    assert driver.expect(Ready).place == TrainingPosition(8)
+    assert driver.expect(messages.Ready).generation == 3
+    driver.say(messages.Abort(generation=3, why="no route", again=True))
+    assert driver.expect(messages.Ready).place == TrainingPosition(8)
 
 
 @pytest.mark.parametrize(("given", "alone", "of_two"), [(None, "0.05", "1"), ("3.5", "3.5", "3.5")])
@@ -221,7 +179,7 @@ def test_values_arrive_with_the_first_message_however_long(driver, join):
     worker = join()
     values = {f"fingerprint {n}": "\x00" * 1000 for n in range(300)} | {"long": "x" * 10**6, "bad": "\ud800"}
     worker.ready(values=values)
-    found = driver.expect(Ready).values
+    found = driver.expect(messages.Ready).values
     assert found.keys() == values.keys()
     assert "SHA-256" in found["long"]
 
@@ -229,44 +187,36 @@ def test_values_arrive_with_the_first_message_however_long(driver, join):
 def test_abort_reaches_a_training_thread_in_a_collective(driver, join, monkeypatch):
     worker = join()
     worker.enter(driver, generation=2)
-    driver.say(Abort(generation=1, why="too late"))
+    driver.say(messages.Abort(generation=1, why="too late"))
     assert worker.client.explain() is None
     monkeypatch.setattr(orders_module, "_EXPLAINED_SECONDS", 60)
-    driver.say(Abort(generation=2, why="rank 1 on h2: killed"))
-    event = worker.client.explain()
-    assert event is not None
-    assert event.problem == "rank 1 on h2: killed"
+    driver.say(messages.Abort(generation=2, why="rank 1 on h2: killed"))
+    assert worker.client.explain().problem == "rank 1 on h2: killed"
     assert eventually(lambda: len(worker.aborted) > 2)  # a start of Horovod forgets an abort before it
-    assert worker.client.change_wanted()
-    with pytest.raises(PeerLostError, match="rank 1 on h2"):
+    assert worker.client.orders.wants_change
+    with pytest.raises(errors.PeerLostError, match="rank 1 on h2"):
         worker.client.enter(world(2))
     worker.ready()
-    driver.expect(Ready)
+    driver.expect(messages.Ready)
     count = len(worker.aborted)
     time.sleep(0.3)
     assert len(worker.aborted) == count
-    assert not worker.client.change_wanted()
+    assert not worker.client.orders.wants_change
 
 
 def test_a_world_that_is_given_up_before_it_is_taken_is_dropped():
     orders = Orders(abort=pytest.fail)
     orders.begin_waiting()
-    assert not orders.take(EnterWorld(world=world(1)))
-    assert orders.take(Abort(generation=1, why="x"))  # it says again that it is ready
-    assert not orders.take(EnterWorld(world=world(1)))
-    orders.take(EnterWorld(world=world(2)))
+    assert not orders.take(messages.EnterWorld(world=world(1)))
+    assert orders.take(messages.Abort(generation=1, why="x"))  # it says again that it is ready
+    assert not orders.take(messages.EnterWorld(world=world(1)))
+    orders.take(messages.EnterWorld(world=world(2)))
     assert orders.wait().generation == 2
-
-
-def test_a_change_is_for_one_world(driver, join):
-    worker = join()
-    worker.enter(driver)
-    driver.say(ChangeWorld(generation=0, why="late"))
-    driver.say(ChangeWorld(generation=1, why="w8 joins"))
-    assert eventually(worker.client.change_wanted)
-    assert worker.aborted == []
-    worker.enter(driver, generation=2)
-    assert not worker.client.change_wanted()
+    for generation, wanted in ((1, False), (2, True)):  # a change is for one world
+        orders.take(messages.ChangeWorld(generation=generation, why="w8 joins"))
+        assert orders.wants_change == wanted
+    orders.begin_waiting()
+    assert not orders.wants_change
 
 
 def test_a_worker_leaves_when_the_driver_agrees(driver, join):
@@ -274,41 +224,42 @@ def test_a_worker_leaves_when_the_driver_agrees(driver, join):
     worker.enter(driver)
     worker.client.leave("SIGTERM came")
     worker.client.leave("SIGUSR2 came")
-    assert driver.expect(Leaving).why == "SIGTERM came"
-    driver.say(ChangeWorld(generation=1, why="rank 0 leaves"))
-    assert eventually(worker.client.change_wanted)
+    assert driver.expect(messages.Leaving).why == "SIGTERM came"
+    driver.say(messages.ChangeWorld(generation=1, why="rank 0 leaves"))
+    assert eventually(lambda: worker.client.orders.wants_change)
+    assert worker.aborted == []
     entered = worker.ready()
-    driver.expect(Ready)
-    driver.say(Leave(why="it asked for it"))
-    with pytest.raises(Removed):
+    driver.expect(messages.Ready)
+    driver.say(messages.Leave(why="it asked for it"))
+    with pytest.raises(errors.Removed):
         entered.result(60)
     worker.client.left()
-    driver.expect(LeftWorld)
-    driver.expect(Beat)  # a driver kills a worker that it cannot hear: the process may take a moment to end
+    driver.expect(messages.LeftWorld)
+    driver.expect(messages.Beat)  # a driver kills a worker that it cannot hear, and its end may take a moment
     assert worker.ended == []
 
 
 def test_a_worker_that_differs_is_refused(driver, join):
     entered = (worker := join()).ready()
-    driver.say(Refuse(problem="size: 100 and 101", remedy="the same data"))
-    with pytest.raises(RefusedError, match="100 and 101"):
+    driver.say(messages.Refuse(problem="size: 100 and 101", remedy="the same data"))
+    with pytest.raises(errors.RefusedError, match="100 and 101"):
         entered.result(60)
-    worker.client.failed(RefusedError("x"))
-    assert not driver.hears(Failed, 0.3)
+    worker.client.failed(errors.RefusedError("x"))
+    assert not driver.hears(messages.Failed, 0.3)
 
 
 @pytest.mark.parametrize("waits", [True, False])
 def test_the_end_reaches_a_worker_that_waits_and_one_that_hangs(driver, join, waits):
-    worker, end = join(), End(problem="the task failed", remedy="mend it", exit_code=4, speaks=not waits)
+    worker = join()
     entered = worker.ready() if waits else worker.enter(driver)
-    driver.say(end)
+    driver.say(messages.End(problem="the task failed", remedy="mend it", exit_code=4, speaks=not waits))
     if waits:
         error = entered.exception(60)
     else:
         assert eventually(lambda: bool(worker.ended))
         error = worker.ended[0]
         assert worker.aborted[0] == "the task failed"
-    assert isinstance(error, JobEnded)
+    assert isinstance(error, errors.JobEnded)
     assert (error.problem, error.exit_code, error.speaks) == ("the task failed", 4, not waits)
 
 
@@ -325,15 +276,15 @@ def test_the_end_of_the_driver_is_the_end_of_the_job(driver, join):
 
 def test_an_error_is_told_once(driver, join, monkeypatch):
     monkeypatch.setattr(clients, "_ANSWER_SECONDS", 60)  # as a busy machine needs
-    worker, error = join(), TaskError("no loss")
+    worker, error = join(), errors.TaskError("no loss")
     failed = worker.pool.submit(worker.client.failed, error)
-    message = driver.expect(Failed)
+    message = driver.expect(messages.Failed)
     assert (message.blame, message.problem, message.exit_code) == ("code", "no loss", 2)
-    driver.say(End(problem=error.problem, exit_code=2, speaks=True))
+    driver.say(messages.End(problem=error.problem, exit_code=2, speaks=True))
     failed.result(60)
-    assert worker.client.ended.speaks
+    assert worker.client.orders.ended.speaks
     worker.client.failed(error)
-    assert not driver.hears(Failed, 0.3)
+    assert not driver.hears(messages.Failed, 0.3)
 
 
 def test_a_stopped_process_is_killed_if_it_is_the_one_that_is_meant(driver, join):
@@ -342,11 +293,11 @@ def test_a_stopped_process_is_killed_if_it_is_the_one_that_is_meant(driver, join
     with subprocess.Popen(command) as other:
         os.kill(other.pid, signal.SIGSTOP)
         started = psutil.Process(other.pid).create_time()
-        driver.say(KillProcess(pid=other.pid, process_seconds=started - 100))
-        driver.say(KillProcess(pid=os.getpid(), process_seconds=psutil.Process().create_time()))
+        driver.say(messages.KillProcess(pid=other.pid, process_seconds=started - 100))
+        driver.say(messages.KillProcess(pid=os.getpid(), process_seconds=psutil.Process().create_time()))
         time.sleep(0.3)
         assert other.poll() is None
-        driver.say(KillProcess(pid=other.pid, process_seconds=started))
+        driver.say(messages.KillProcess(pid=other.pid, process_seconds=started))
         assert other.wait(60) == -signal.SIGKILL
 
 
@@ -361,7 +312,7 @@ def test_a_flood_of_what_is_no_message_does_nothing(driver, join):
 def test_a_driver_that_does_not_answer_costs_the_lease(driver, join):
     worker = join(lease_seconds=60, stall_timeout=1.0)
     worker.enter(driver)
-    driver.say(DriverBeat())
+    driver.say(messages.DriverBeat())
     assert worker.client.lost_lease == ""
     worker.client._lease.seconds = 0.5
     assert eventually(lambda: worker.client._lease.is_lost)
@@ -403,14 +354,15 @@ def test_a_process_that_was_stopped_and_excluded_ends_and_writes_nothing(driver,
     environ = {**os.environ, **driver.environ}
     with subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, text=True) as frozen:
         driver.accept(lease_seconds=1.0)
-        driver.say(DriverBeat())
+        driver.say(messages.DriverBeat())
         assert frozen.stdout.readline() == "joined\n"
-        assert eventually(lambda: driver.say(DriverBeat()) or file.exists())  # which renews the lease
+        # which renews the lease
+        assert eventually(lambda: driver.say(messages.DriverBeat()) or file.exists())
         os.kill(frozen.pid, signal.SIGSTOP)
         time.sleep(0.2)
         written = file.stat().st_size
         for _ in range(3):  # what it finds when it wakes says nothing of now
-            driver.say(DriverBeat())
+            driver.say(messages.DriverBeat())
             time.sleep(1.2)  # in all, longer than what counts as a pause
         driver.close()
         os.kill(frozen.pid, signal.SIGCONT)

@@ -1,31 +1,110 @@
 """The driver's loop with fake workers on sockets: who is let in, who disturbs nobody, how all are ended."""
 
 import contextlib
+import json
+import secrets
 import signal
 import socket
+import subprocess
+import sys
+import threading
 import time
+from unittest.mock import Mock
 
 import pytest
-from support.elastic import SLEEP, DriverJob, FakeCluster
 
-from hvdtrain.elastic import links
+from hvdtrain.elastic import links, messages
 from hvdtrain.elastic.driver import driver
 from hvdtrain.elastic.driver.driver import Driver
 from hvdtrain.elastic.driver.records import Limits
 from hvdtrain.elastic.links import prove_to_driver
-from hvdtrain.elastic.messages import (
-    Beat,
-    DriverBeat,
-    End,
-    Failed,
-    Hello,
-    Ready,
-    Refuse,
-    Welcome,
-    encode,
-    from_driver,
-)
+from hvdtrain.host.hostfile import HostSlots
 from hvdtrain.workers.world import TrainingPosition
+
+SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]
+
+
+class FakeProcess(subprocess.Popen):
+    """A process of this machine that stands for one on some host."""
+
+    signal = subprocess.Popen.send_signal
+
+
+class FakeCluster:
+    """A host that is this machine, with one slot, and the command of a worker."""
+
+    def __init__(self, words) -> None:
+        self._words, self.addresses, self.listen_on = words, (), ["127.0.0.1"]
+        self.processes: dict[str, FakeProcess] = {}
+        self.said: list[str] = []
+        self.say = self.said.append
+
+    def hosts(self):
+        return [HostSlots("h1", 1)]
+
+    def start(self, worker, slot, on_exit) -> FakeProcess:
+        process = self.processes[worker] = FakeProcess(self._words)
+        threading.Thread(target=lambda: on_exit(process.wait()), daemon=True).start()
+        return process
+
+    def kill_far(self, host, pid, process_seconds) -> None:
+        pass
+
+    def open_store(self, key):
+        """Return a rendezvous at which nobody meets."""
+        return Mock(port=1)
+
+    def address_for(self, host) -> str:
+        return "127.0.0.1"
+
+
+class DriverJob:
+    """A job of one worker's process, whose driver runs in a thread and writes its state into a folder."""
+
+    def __init__(self, folder, words=SLEEP) -> None:
+        self.key, self.cluster, self._state = secrets.token_hex(16), FakeCluster(words), folder / "state.json"
+        environ = {driver.STATE_VARIABLE: str(self._state)}
+        self.driver = Driver(Limits(1, 1, 1), self.cluster, self.key, environ=environ)
+        self.outcome = None
+        self.thread = threading.Thread(target=self._run)
+
+    def __enter__(self) -> "DriverJob":
+        self.thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for _ in range(2):
+            if self.thread.is_alive():
+                self.driver.signal(signal.SIGTERM)
+        self.thread.join(120)
+        for process in self.cluster.processes.values():
+            process.poll() is None and process.kill()
+        assert not self.thread.is_alive()
+
+    def _run(self) -> None:
+        self.outcome = self.driver.run()
+
+    def ended(self):
+        """Wait for the end, and return it; no process is left."""
+        self.thread.join(120)
+        assert not self.thread.is_alive(), self.cluster.said
+        left = [name for name, one in self.cluster.processes.items() if one.poll() is None]
+        assert not left, f"processes left: {left}"
+        return self.outcome
+
+    def members(self) -> list[dict]:
+        """Return what the driver says of its workers."""
+        with contextlib.suppress(OSError):
+            return json.loads(self._state.read_text())["members"]
+        return []
+
+    def until(self, is_so) -> None:
+        """Wait until something holds."""
+        until = time.monotonic() + 60
+        while not is_so(self):
+            assert time.monotonic() < until, (self.members(), self.cluster.said)
+            assert self.thread.is_alive(), (self.outcome, self.cluster.said)
+            time.sleep(0.02)
 
 
 class FakeWorker:
@@ -38,18 +117,18 @@ class FakeWorker:
         self._file = self.connection.makefile("rb")
 
     def hello(self):
-        self.send(Hello(host="h1", machine="m", pid=0, process_seconds=1.0))
+        self.send(messages.Hello(host="h1", machine="m", pid=0, process_seconds=1.0))
         return self.receive()
 
     def send(self, message) -> None:
-        self.connection.sendall(encode(message))
+        self.connection.sendall(messages.encode(message))
 
     def receive(self, kind=object):
         while True:
             line = self._file.readline()
             if not line:
                 return None
-            message = from_driver(line)
+            message = messages.from_driver(line)
             if isinstance(message, kind):
                 return message
 
@@ -64,22 +143,24 @@ def job(tmp_path, monkeypatch):
 
 
 def is_welcome(worker) -> bool:
-    return isinstance(worker.hello(), Welcome)
+    return isinstance(worker.hello(), messages.Welcome)
 
 
 def test_a_worker_is_welcome_once(job):
     first = FakeWorker(job)
     welcome = first.hello()
-    assert (welcome.worker, welcome.slot, welcome.slots_on_host, welcome.most) == ("w1", 0, 1, 1)
-    assert isinstance(FakeWorker(job).hello(), Refuse)  # its name is taken
-    assert isinstance(FakeWorker(job, "w99").hello(), Refuse)
-    assert isinstance(FakeWorker(job, "").hello(), Refuse)
-    first.send(Ready(generation=0, place=TrainingPosition(), valid=False, digest="d", stall_timeout=5))
+    assert (welcome.worker, welcome.slot, welcome.most) == ("w1", 0, 1)
+    assert isinstance(FakeWorker(job).hello(), messages.Refuse)  # its name is taken
+    assert isinstance(FakeWorker(job, "w99").hello(), messages.Refuse)
+    assert isinstance(FakeWorker(job, "").hello(), messages.Refuse)
+    first.send(
+        messages.Ready(generation=0, place=TrainingPosition(), valid=False, digest="d", stall_timeout=5)
+    )
     job.until(lambda job: job.members()[0]["stage"] in ("entering", "ready"))
 
 
 def test_the_driver_listens_where_its_cluster_is_reached_and_nowhere_else():
-    cluster = FakeCluster([("h1", 1)], SLEEP)
+    cluster = FakeCluster(SLEEP)
     cluster.listen_on = ["127.0.0.2", "127.0.0.3"]
     listening = Driver(Limits(1, 1, 1), cluster, "key")
     assert [address for address, _ in cluster.addresses] == ["127.0.0.2", "127.0.0.3"]
@@ -130,7 +211,7 @@ def test_a_line_without_end_and_a_flood_end_or_disturb_nobody(job):
     assert is_welcome(flooder)
     with contextlib.suppress(OSError):
         for _ in range(2000):
-            flooder.send(Beat(state=["training", 1, 1, 4, False, 0.0, ""]))
+            flooder.send(messages.Beat(state=["training", 1, 1, 4, False, 0.0, ""]))
         flooder.connection.sendall(b"x" * (1 << 26))
         while flooder.receive():
             pass
@@ -144,18 +225,18 @@ def test_a_worker_that_reads_nothing_disturbs_nobody_and_one_that_still_saves_at
     assert is_welcome(worker)
     time.sleep(0.5)  # beats are sent, and not read
     assert [one["stage"] for one in job.members()] == ["building"]
-    worker.send(Failed(blame="code", problem="the loss is NaN", exit_code=4))
-    assert worker.receive(End)
+    worker.send(messages.Failed(blame="code", problem="the loss is NaN", exit_code=4))
+    assert worker.receive(messages.End)
     for _ in range(3):
-        assert worker.receive(DriverBeat)
+        assert worker.receive(messages.DriverBeat)
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_whatever_happens_all_workers_are_ended(job):
-    process = job.cluster.processes["w1"].process
+    process = job.cluster.processes["w1"]
     job.cluster.hosts = lambda: 1 / 0
-    job._thread.join(60)
-    assert not job._thread.is_alive()
+    job.thread.join(60)
+    assert not job.thread.is_alive()
     assert process.wait(60) == -signal.SIGKILL
 
 

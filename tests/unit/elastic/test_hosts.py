@@ -71,13 +71,8 @@ def test_the_last_good_answer_stays_and_a_new_error_is_said_once():
         seen.append(watch.hosts())
     watch.close()
     assert seen == [one, one, one, two, two, two]
-    assert [text.split("\n")[0] for text in said] == [
-        "no network",
-        "other",
-        "host discovery works again: 4 slots",
-        "the host discovery script no longer names a host",
-        "no network",
-    ]
+    found, gone = "host discovery works again: 4 slots", "the host discovery script no longer names a host"
+    assert [text.split("\n")[0] for text in said] == ["no network", "other", found, gone, "no network"]
     assert "remain" in said[0]
 
 
@@ -90,21 +85,14 @@ def limits(slots=4, environ=None, is_fixed=True, **given):
     return make_limits(**{"wanted": 2, **given}, slots=slots, environ=environ or {}, is_fixed=is_fixed)
 
 
-def test_by_default_a_job_with_fixed_hosts_has_the_workers_that_were_asked_for():
+def test_by_default_a_job_has_the_workers_that_were_asked_for_or_grows_to_the_slots_of_a_script():
     assert limits() == Limits(2, 2, 2, start_timeout=60, elastic_timeout=600, cooldown_seconds=(5, 300))
-
-
-@pytest.mark.parametrize(("slots", "most"), [(1, 2), (9, 9), (900, 256)])
-def test_by_default_a_job_with_a_script_grows_to_its_slots(slots, most):
-    assert limits(slots, is_fixed=False).most == most
+    assert [limits(slots, is_fixed=False).most for slots in (1, 9, 900)] == [2, 9, 256]
 
 
 def test_the_users_numbers_and_those_of_the_environment_count():
-    environ = {
-        "HOROVOD_START_TIMEOUT": "9",
-        "HOROVOD_ELASTIC_TIMEOUT": "8",
-        "HVDTRAIN_HOST_SILENCE_SECONDS": "7",
-    }
+    environ = {"HOROVOD_START_TIMEOUT": "9", "HOROVOD_ELASTIC_TIMEOUT": "8"}
+    environ |= {"HVDTRAIN_HOST_SILENCE_SECONDS": "7"}
     assert limits(environ=environ) == Limits(2, 2, 2, start_timeout=9, elastic_timeout=8, silence_seconds=7)
     given = {"start_timeout": 5, "elastic_timeout": 6, "reset_limit": 0}
     found = limits(environ=environ, least=1, most=3, cooldown=(1, 2), **given)

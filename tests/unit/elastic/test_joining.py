@@ -4,7 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 from unittest.mock import Mock
 
 import pytest
-from support.elastic_driver import ScriptedDriver, world
+from support.elastic_driver import ScriptedDriver, disconnect, world
 
 from hvdtrain.config import Config
 from hvdtrain.elastic.member import membership as clients
@@ -31,7 +31,7 @@ def test_a_worker_joins_the_job_that_started_it(monkeypatch):
         accepted.result(10)
         assert signals.membership is membership
         assert membership.worker == "w7"
-        membership._thread.close()
+        disconnect(membership)
     clients._current.clear()
 
 

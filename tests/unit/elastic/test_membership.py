@@ -3,37 +3,14 @@
 import pytest
 from support.elastic_play import Play, training
 
-from hvdtrain.elastic.driver.records import (
-    CloseStore,
-    Exited,
-    Kill,
-    Limits,
-    Lost,
-    OpenWorld,
-    Send,
-    Slot,
-    Woke,
-)
-from hvdtrain.elastic.messages import (
-    Abort,
-    Beat,
-    ChangeWorld,
-    Done,
-    End,
-    Failed,
-    Formed,
-    FormFailed,
-    Leave,
-    Leaving,
-    Refuse,
-    Synced,
-)
+from hvdtrain.elastic import messages
+from hvdtrain.elastic.driver import records
 from hvdtrain.jobs.outcome import LAST_SAVE_SECONDS
 from hvdtrain.workers.world import TrainingPosition
 
 
 def test_as_many_workers_start_as_are_wanted_and_the_first_world_begins_when_all_are_ready():
-    play = Play(Limits(wanted=2, least=1, most=4))
+    play = Play(records.Limits(wanted=2, least=1, most=4))
     play.come("w1")
     assert (play.state, play.started) == ("starting", ["w1", "w2"])
     play.come("w2")
@@ -44,7 +21,7 @@ def test_as_many_workers_start_as_are_wanted_and_the_first_world_begins_when_all
 
 
 def test_after_the_start_timeout_fewer_workers_are_enough_and_the_missing_are_named():
-    play = Play(Limits(wanted=3, least=2, most=3))
+    play = Play(records.Limits(wanted=3, least=2, most=3))
     play.come("w1", "w2")
     play.wait(59)
     assert play.state == "starting"
@@ -58,14 +35,13 @@ def test_after_the_start_timeout_fewer_workers_are_enough_and_the_missing_are_na
 
 
 def test_workers_that_build_are_waited_for_and_one_that_never_reports_is_given_up():
-    play = Play(Limits(wanted=3, least=2, most=3))
+    play = Play(records.Limits(wanted=3, least=2, most=3))
     play.arrive("w1")
     play.arrive("w2")
     play.wait(300)
     assert (play.state, play.killed[:1]) == ("starting", ["w3"])
     assert "was still starting after 120 s, twice --start-timeout" in play.said
-    play.ready("w1")
-    play.ready("w2")
+    play.ready("w1", "w2")
     assert play.names == ["w1", "w2"]
 
 
@@ -73,14 +49,14 @@ def test_first_workers_that_differ_end_the_job_with_what_differs():
     play = Play()
     play.arrive("w1")
     play.arrive("w2")
-    play.ready("w1", "one", seed="1", epochs="3")
-    play.ready("w2", "two", seed="2", epochs="3")
-    assert play.finish.exit_code == play.told("w1", End)[0].exit_code == 3
+    play.ready("w1", digest="one", seed="1", epochs="3")
+    play.ready("w2", digest="two", seed="2", epochs="3")
+    assert play.finish.exit_code == play.told("w1", messages.End)[0].exit_code == 3
     assert play.finish.problem.endswith("\n  seed: 1 on rank 0 (h1), 2 on rank 1 (h1)")
 
 
 def test_joiners_are_collected_and_enter_at_a_step_boundary():
-    play = training(1, Limits(wanted=1, least=1, most=3))
+    play = training(1, records.Limits(wanted=1, least=1, most=3))
     assert play.started == ["w1", "w2", "w3"]
     play.come("w2")
     play.wait(0.5)
@@ -88,8 +64,8 @@ def test_joiners_are_collected_and_enter_at_a_step_boundary():
     play.come("w3")
     play.wait(0.6)
     assert play.state == "changing"
-    assert play.told("w1", ChangeWorld)
-    assert not play.told("w1", Abort)
+    assert play.told("w1", messages.ChangeWorld)
+    assert not play.told("w1", messages.Abort)
     play.ready("w1")
     assert play.names == ["w1", "w2", "w3"]
     assert (play.world.source, play.world.root) == ("root", TrainingPosition(10))
@@ -100,7 +76,7 @@ def test_joiners_are_collected_and_enter_at_a_step_boundary():
 
 @pytest.mark.parametrize("is_long", [False, True])
 def test_a_joiner_that_makes_no_progress_is_ended_unless_its_work_was_announced_to_take_long(is_long):
-    play = training(1, Limits(wanted=1, least=1, most=2))
+    play = training(1, records.Limits(wanted=1, least=1, most=2))
     play.arrive("w2")
     for second in range(1300):
         play.now += 1
@@ -113,19 +89,19 @@ def test_a_joiner_that_makes_no_progress_is_ended_unless_its_work_was_announced_
 
 
 def test_a_joiner_that_differs_is_refused_and_the_others_are_not_told():
-    play = Play(Limits(wanted=1, least=1, most=2), (("h1", 2),))
+    play = Play(records.Limits(wanted=1, least=1, most=2), (("h1", 2),))
     play.arrive("w1")
     play.ready("w1", seed="1")
     play.form()
     play.arrive("w2")
-    play.ready("w2", "other", seed="2")
-    assert "seed: 1 on rank 0 (h1), 2 on rank 1 (h1)" in play.told("w2", Refuse)[0].problem
+    play.ready("w2", digest="other", seed="2")
+    assert "seed: 1 on rank 0 (h1), 2 on rank 1 (h1)" in play.told("w2", messages.Refuse)[0].problem
     play.die("w2", 3)
     play.wait(10)
     assert (play.state, play.members.generation) == ("training", 1)
     assert play.started == ["w1", "w2", "w3"]  # its slot again, after a second
     play.arrive("w3")
-    play.ready("w3", "other")
+    play.ready("w3", digest="other")
     play.die("w3", 3)
     play.wait(15)
     assert play.started == ["w1", "w2", "w3"]  # now after 20 seconds
@@ -136,11 +112,10 @@ def test_a_joiner_that_differs_is_refused_and_the_others_are_not_told():
 @pytest.mark.parametrize("how", ["connection", "exit"])
 def test_a_lost_member_breaks_the_world_and_the_next_has_the_others(how):
     play = training(3)
-    actions = play.take(Lost("w3") if how == "connection" else Exited("w3", -9))
+    actions = play.take(records.Lost("w3") if how == "connection" else records.Exited("w3", -9))
     assert play.state == "changing"
-    aborted = [one.worker for one in actions if isinstance(one, Send) and isinstance(one.message, Abort)]
-    assert aborted == ["w1", "w2"]
-    assert Kill("w3") in actions
+    assert [name for name in ("w1", "w2", "w3") if play.told(name, messages.Abort)] == ["w1", "w2"]
+    assert records.Kill("w3") in actions
     play.die("w3", -9)
     play.ready("w1")
     assert play.state == "changing"
@@ -151,17 +126,16 @@ def test_a_lost_member_breaks_the_world_and_the_next_has_the_others(how):
     assert "left: rank 2 on h1: killed (SIGKILL)" in play.said
     assert "h1, slot 2" in str(play.slot("w3"))
     play.wait(1.1)
-    assert play.slot("w4") == Slot("h1", 2)
+    assert play.slot("w4") == records.Slot("h1", 2)
 
 
 def test_what_rank_0_has_recorded_is_not_told_again_if_its_world_breaks():
     play = training(4)
     play.die("w4")
-    for worker in ("w1", "w2", "w3"):
-        play.ready(worker)
+    play.ready("w1", "w2", "w3")
     play.wait(5)
     for worker in play.names:
-        play.say(worker, Formed(generation=2))
+        play.say(worker, messages.Formed(generation=2))
     play.sync("w1")
     play.die("w3")
     play.ready("w2")
@@ -180,39 +154,37 @@ def test_rank_0_is_who_got_furthest_and_the_old_rank_0_among_equals():
         play = training(3)
         play.step(11, *ahead)
         play.die("w3")
-        play.ready("w2")
-        play.ready("w1")
+        play.ready("w2", "w1")
         assert play.names == names
 
 
-@pytest.mark.parametrize("is_seen", [True, False])
-def test_a_frozen_member_is_left_behind_when_its_end_is_seen_or_its_lease_over(is_seen):
+@pytest.mark.parametrize(
+    ("end", "words"),
+    [
+        ("is seen", "has not answered for 12"),
+        ("is not seen", "has not answered for 12"),
+        ("is that of its host", "its host does not answer"),
+    ],
+)
+def test_a_frozen_member_or_host_is_left_behind_when_its_end_is_seen_or_its_lease_over(end, words):
     play = training(2)
-    play.wait(119, silent=("w2",))
-    assert play.state == "training"
-    play.wait(2, silent=("w2",))
-    assert play.state == "changing"
-    assert "w2" in play.killed
-    play.take(Exited("w2", -9))
+    if end == "is that of its host":
+        play.take(records.Lost("w2", is_unreachable=True))
+    else:
+        play.wait(119, silent=("w2",))
+        assert play.state == "training"
+        play.wait(2, silent=("w2",))
+        assert "w2" in play.killed
+        play.take(records.Exited("w2", -9))
     play.ready("w1")
     assert play.state == "changing"  # its connection still stands: it may not be dead
-    play.take(Lost("w2")) if is_seen else play.wait(4, silent=("w2",))
+    play.take(records.Lost("w2")) if end == "is seen" else play.wait(4, silent=("w2",))
     assert play.names == ["w1"]
-    assert "has not answered for 12" in play.world.change.left[0]
-
-
-def test_an_unreachable_host_is_left_behind():
-    play = training(2)
-    play.take(Lost("w2", is_unreachable=True))
-    play.ready("w1")
-    assert play.state == "changing"
-    play.wait(2.5, silent=("w2",))
-    assert play.names == ["w1"]
-    assert "its host does not answer" in play.world.change.left[0]
+    assert words in play.world.change.left[0]
 
 
 def beat(play, worker, step, age, *, is_long=False, code=""):
-    play.say(worker, Beat(state=["in training step", 1, step, 3 * step + 1, is_long, age, code]))
+    play.say(worker, messages.Beat(state=["in training step", 1, step, 3 * step + 1, is_long, age, code]))
 
 
 def test_a_member_that_makes_no_progress_is_named_with_its_code_and_killed():
@@ -226,8 +198,7 @@ def test_a_member_that_makes_no_progress_is_named_with_its_code_and_killed():
     assert "w2" in play.killed
     assert "w1" not in play.killed
     play.die("w2")
-    play.ready("w1")
-    play.ready("w3")
+    play.ready("w1", "w3")
     assert "task.py, line 7" in play.world.change.left[0]
 
 
@@ -247,26 +218,28 @@ def test_a_member_that_does_not_leave_a_broken_world_is_given_up():
 def test_a_failure_while_the_next_world_forms(has_entered):
     play = training(3)
     play.die("w3")
-    play.ready("w1")
-    play.ready("w2")
+    play.ready("w1", "w2")
     if has_entered:
-        play.say("w1", Formed(generation=2))
+        play.say("w1", messages.Formed(generation=2))
     actions = play.die("w2")
-    assert CloseStore() in actions
-    aborted = play.told("w1", Abort)[-1]
+    assert records.CloseStore() in actions
+    aborted = play.told("w1", messages.Abort)[-1]
     assert (aborted.generation, aborted.again) == (2, not has_entered)
     play.ready("w1")
     assert play.names == ["w1"]
     assert len(play.world.change.left) == 2
 
 
+def form_failed(play):
+    play.say("w1", messages.FormFailed(generation=play.members.generation, reason="no route"))
+
+
 def test_a_world_that_cannot_be_entered_is_tried_again():
     play = training(2)
     for attempt in range(12):
         if play.state == "forming":
-            play.say("w1", FormFailed(generation=play.members.generation, reason="no route"))
-        play.ready("w1")
-        play.ready("w2")
+            form_failed(play)
+        play.ready("w1", "w2")
         assert play.state == "forming" or attempt > 9
     assert play.finish.exit_code == 3
     assert "could not enter a world 10 times" in play.finish.problem
@@ -278,7 +251,7 @@ def test_worlds_that_break_alike_though_they_trained_end_the_job():
     cause = "rank 1 on h1 lost its connection to the others"
     while play.state == "training":  # both have an error, and nobody is lost
         play.ready("w2")
-        assert play.told("w1", Abort)
+        assert play.told("w1", messages.Abort)
         play.ready("w1")
         if play.state == "forming":
             play.form()
@@ -292,12 +265,12 @@ def test_worlds_that_break_alike_though_they_trained_end_the_job():
 
 @pytest.mark.parametrize(("silent", "seconds"), [((), 1200), (("w2",), 120)])
 def test_a_state_that_does_not_arrive_breaks_the_world_and_who_freezes_meanwhile_is_ended(silent, seconds):
-    play = training(1, Limits(wanted=1, least=1, most=2))
+    play = training(1, records.Limits(wanted=1, least=1, most=2))
     play.come("w2")
     play.wait(1.1)
     play.ready("w1")
     for worker in play.names:
-        play.say(worker, Formed(generation=play.members.generation))
+        play.say(worker, messages.Formed(generation=play.members.generation))
     play.wait(seconds - 2, silent)
     assert play.state == "syncing"
     play.wait(4, silent)
@@ -306,15 +279,14 @@ def test_a_state_that_does_not_arrive_breaks_the_world_and_who_freezes_meanwhile
 
 
 def test_a_joiner_with_which_no_world_can_be_entered_is_left_out():
-    play = training(1, Limits(wanted=1, least=1, most=2))
+    play = training(1, records.Limits(wanted=1, least=1, most=2))
     play.come("w2")
     play.wait(1.1)
     play.ready("w1")
     for _ in range(2):
         assert play.names == ["w1", "w2"]
-        play.say("w1", FormFailed(generation=play.members.generation, reason="no route"))
-        play.ready("w1")
-        play.ready("w2")
+        form_failed(play)
+        play.ready("w1", "w2")
     play.obey("w2")
     assert "is left out: 2 worlds with it could not be entered; the last time rank 0" in play.said
     assert play.names == ["w1"]
@@ -323,22 +295,21 @@ def test_a_joiner_with_which_no_world_can_be_entered_is_left_out():
 
 
 def test_joiners_that_are_needed_are_tried_again():
-    play = training(2, Limits(wanted=2, least=2, most=2))
+    play = training(2, records.Limits(wanted=2, least=2, most=2))
     play.die("w2")
     play.ready("w1")
     play.wait(1.5)
     play.come("w3")
     for _ in range(4):
-        play.say("w1", FormFailed(generation=play.members.generation, reason="no route"))
-        play.ready("w1")
-        play.ready("w3")
+        form_failed(play)
+        play.ready("w1", "w3")
         assert play.names == ["w1", "w3"]
 
 
 def test_new_workers_are_told_the_run_directory_of_those_that_trained_and_are_lost():
-    play = training(1, Limits(wanted=1, least=1, most=2))
+    play = training(1, records.Limits(wanted=1, least=1, most=2))
     assert play.world.run_dir == ""
-    play.say("w1", Synced(generation=1, place=TrainingPosition(), run_dir="runs/one"))
+    play.say("w1", messages.Synced(generation=1, place=TrainingPosition(), run_dir="runs/one"))
     play.die("w1")
     play.wait(60)
     play.valid["w2"] = True  # whatever a new process says, it is never the source
@@ -347,7 +318,7 @@ def test_new_workers_are_told_the_run_directory_of_those_that_trained_and_are_lo
 
 
 def test_below_the_least_the_others_wait_and_go_on_with_a_new_worker():
-    play = training(2, Limits(wanted=2, least=2, most=2))
+    play = training(2, records.Limits(wanted=2, least=2, most=2))
     play.die("w2")
     play.ready("w1")
     assert play.state == "waiting"
@@ -359,7 +330,7 @@ def test_below_the_least_the_others_wait_and_go_on_with_a_new_worker():
 
 
 def test_below_the_least_for_too_long_the_rest_saves_and_ends():
-    play = training(2, Limits(wanted=2, least=2, most=2, elastic_timeout=60), (("h1", 2),))
+    play = training(2, records.Limits(wanted=2, least=2, most=2, elastic_timeout=60), (("h1", 2),))
     play.discover(("h1", 1))
     play.die("w2")
     play.ready("w1")
@@ -375,7 +346,7 @@ def test_below_the_least_for_too_long_the_rest_saves_and_ends():
 
 
 def test_nobody_left_within_the_elastic_timeout_ends_the_job():
-    play = training(1, Limits(wanted=1, least=1, most=1, elastic_timeout=60), (("h1", 1),))
+    play = training(1, records.Limits(wanted=1, least=1, most=1, elastic_timeout=60), (("h1", 1),))
     play.discover()
     play.die("w1")
     play.wait(62)
@@ -385,7 +356,7 @@ def test_nobody_left_within_the_elastic_timeout_ends_the_job():
 
 
 def test_a_job_whose_workers_never_come_ends():
-    play = Play(Limits(wanted=2, least=2, most=2, elastic_timeout=100), ())
+    play = Play(records.Limits(wanted=2, least=2, most=2, elastic_timeout=100), ())
     play.wait(200)
     assert play.finish.exit_code == 3
     assert "0 of at least 2 workers (--min-np) came within 100 s" in play.finish.problem
@@ -394,19 +365,18 @@ def test_a_job_whose_workers_never_come_ends():
 
 def test_a_failure_that_all_would_have_ends_the_job_once():
     play = training(2)
-    play.say("w2", Failed(blame="code", problem="the loss is NaN", remedy="lower it", exit_code=4))
-    assert play.finish.exit_code == 4
-    assert play.finish.problem == ""  # the worker says it
+    play.say("w2", messages.Failed(blame="code", problem="the loss is NaN", remedy="lower it", exit_code=4))
+    assert (play.finish.exit_code, play.finish.problem) == (4, "")  # the worker says it
     assert play.finish.grace_seconds > LAST_SAVE_SECONDS
-    told = play.told("w1", End)[0]
+    told = play.told("w1", messages.End)[0]
     assert (told.problem, told.exit_code, told.speaks) == ("the loss is NaN", 4, False)
-    assert [one.speaks for one in play.told("w2", End)] == [True]
+    assert [one.speaks for one in play.told("w2", messages.End)] == [True]
 
 
 def test_a_failure_of_the_environment_costs_that_worker_only():
     play = training(2)
-    play.say("w2", Failed(blame="environment", problem="disk full", exit_code=3))
-    assert play.told("w1", Abort)
+    play.say("w2", messages.Failed(blame="environment", problem="disk full", exit_code=3))
+    assert play.told("w1", messages.Abort)
     play.ready("w1")
     assert play.state == "changing"
     play.wait(10.5)
@@ -416,11 +386,11 @@ def test_a_failure_of_the_environment_costs_that_worker_only():
 
 
 def test_a_job_whose_workers_cannot_start_ends_with_their_failure():
-    play = Play(Limits(wanted=2, least=1, most=2))
+    play = Play(records.Limits(wanted=2, least=1, most=2))
     for _ in range(2):
         for worker in play.started[-2:]:
             play.arrive(worker)
-            play.say(worker, Failed(blame="environment", problem="no GPU", exit_code=3))
+            play.say(worker, messages.Failed(blame="environment", problem="no GPU", exit_code=3))
             play.die(worker, 3)
         play.wait(1.5)
     assert play.finish.exit_code == 3
@@ -448,7 +418,7 @@ def crash(play, step, code=-11):
     [(-11, 3, 4, "a worker crashed 3 times"), (-9, 10, 3, "workers were lost 10 times")],
 )
 def test_workers_that_are_lost_at_one_step_again_and_again_end_the_job(code, times, exit_code, words):
-    play = training(2, Limits(wanted=2, least=1, most=2, cooldown_seconds=(1, 2)))
+    play = training(2, records.Limits(wanted=2, least=1, most=2, cooldown_seconds=(1, 2)))
     for _ in range(times):
         assert play.state == "training"
         crash(play, 10, code)
@@ -465,7 +435,7 @@ def test_workers_that_are_lost_at_one_step_again_and_again_end_the_job(code, tim
     ],
 )
 def test_a_command_that_ends_before_it_joins_is_named_with_its_exit_code(code, exit_code, words):
-    play = Play(Limits(wanted=1, least=1, most=1), (("h1", 1),), command="python train.py")
+    play = Play(records.Limits(wanted=1, least=1, most=1), (("h1", 1),), command="python train.py")
     for worker in ("w1", "w2"):
         play.die(worker, code)
         play.wait(1.1)
@@ -475,7 +445,7 @@ def test_a_command_that_ends_before_it_joins_is_named_with_its_exit_code(code, e
 
 
 def test_the_reset_limit_counts_broken_worlds():
-    play = training(2, Limits(wanted=2, least=1, most=2, reset_limit=1, cooldown_seconds=(1, 2)))
+    play = training(2, records.Limits(wanted=2, least=1, most=2, reset_limit=1, cooldown_seconds=(1, 2)))
     crash(play, 10, -9)
     assert play.state == "training"
     play.die("w1")
@@ -486,14 +456,13 @@ def test_the_reset_limit_counts_broken_worlds():
 @pytest.mark.parametrize("in_time", [True, False])
 def test_a_worker_that_wants_out_leaves_at_a_boundary_and_is_ended_if_it_takes_too_long(in_time):
     play = training(3)
-    play.say("w1", Leaving(why="SIGTERM"))
+    play.say("w1", messages.Leaving(why="SIGTERM"))
     assert play.state == "training"
     play.wait(2.1)
-    assert play.told("w2", ChangeWorld)
-    for worker in ("w1", "w2", "w3"):
-        play.ready(worker)
-    assert play.told("w1", Leave)
-    assert not play.told("w2", Leave)
+    assert play.told("w2", messages.ChangeWorld)
+    play.ready("w1", "w2", "w3")
+    assert play.told("w1", messages.Leave)
+    assert not play.told("w2", messages.Leave)
     assert play.state == "changing"  # it may still save
     if in_time:
         play.obey("w1")
@@ -513,8 +482,7 @@ def test_workers_on_a_host_that_is_gone_leave_in_order():
     play = training(4, hosts=(("h1", 2), ("h2", 2)))
     play.discover(("h1", 2))
     play.wait(2.1)
-    for worker in ("w1", "w2", "w3", "w4"):
-        play.ready(worker)
+    play.ready("w1", "w2", "w3", "w4")
     play.obey("w3", "w4")
     assert play.names == ["w1", "w2"]
     assert play.world.change.left[0] == "rank 2 on h2: h2, slot 0 is no longer among the hosts"
@@ -523,62 +491,49 @@ def test_workers_on_a_host_that_is_gone_leave_in_order():
     assert len(play.started) == 6  # it is back
 
 
-def test_workers_on_a_host_that_is_back_in_a_moment_stay():
+def test_workers_on_a_host_that_is_back_in_a_moment_stay_unless_they_want_out_themselves():
     play = training(4, hosts=(("h1", 2), ("h2", 2)))
     play.discover(("h1", 2))
     play.wait(1)
     play.discover(("h1", 2), ("h2", 2))
     play.wait(5)
     assert play.state == "training"
-    assert not play.told("w1", ChangeWorld)
-
-
-def test_a_host_that_is_back_does_not_keep_a_worker_that_wants_out_itself():
-    play = training(4, hosts=(("h1", 2), ("h2", 2)))
+    assert not play.told("w1", messages.ChangeWorld)
     play.discover(("h1", 2))
-    play.say("w3", Leaving(why="SIGTERM"))
+    play.say("w3", messages.Leaving(why="SIGTERM"))
     play.discover(("h1", 2), ("h2", 2))
     play.wait(2.1)
-    for worker in ("w1", "w2", "w3", "w4"):
-        play.ready(worker)
+    play.ready("w1", "w2", "w3", "w4")
     play.obey("w3")
     assert play.names == ["w1", "w2", "w4"]
 
 
-def test_training_is_complete_when_all_say_so():
-    play = training(2, Limits(wanted=2, least=1, most=3))
-    play.arrive("w3")
+def test_training_is_complete_when_all_say_so_and_a_death_then_is_no_failure():
+    play = training(4, records.Limits(wanted=4, least=1, most=5))
+    play.arrive("w5")
     play.done("w1")
     assert play.state == "stopping"
-    play.done("w2")
-    assert play.finish.exit_code == 0
-    assert play.told("w3", End)[0].exit_code == 0
-
-
-def test_a_death_after_the_end_is_no_failure():
-    play = training(3)
-    play.say("w1", Done(exit_code=0))
     play.die("w2")
     play.ready("w3")
-    assert play.told("w3", End)[0].exit_code == 0
-    assert play.finish.exit_code == 0
+    assert play.told("w3", messages.End)[0].exit_code == 0
+    play.done("w4")
+    assert play.finish.exit_code == play.told("w5", messages.End)[0].exit_code == 0
 
 
 def test_a_late_message_of_an_earlier_world_is_dropped():
     play = training(3)
     play.die("w3")
-    play.ready("w1")
-    play.ready("w2")
-    play.say("w1", Formed(generation=1))
-    play.say("w1", Synced(generation=1, place=TrainingPosition(3)))
-    play.say("w1", FormFailed(generation=1, reason="late"))
+    play.ready("w1", "w2")
+    play.say("w1", messages.Formed(generation=1))
+    play.say("w1", messages.Synced(generation=1, place=TrainingPosition(3)))
+    play.say("w1", messages.FormFailed(generation=1, reason="late"))
     assert play.state == "forming"
 
 
 def test_nobody_is_blamed_for_the_time_in_which_the_driver_was_stopped():
     play = training(2)
     play.now += 500
-    play.take(Woke(500))
+    play.take(records.Tick(500))
     play.wait(2)
     assert play.state == "training"
     assert not play.killed
@@ -586,7 +541,7 @@ def test_nobody_is_blamed_for_the_time_in_which_the_driver_was_stopped():
 
 def test_workers_of_one_host_are_neighbours_and_the_hosts_of_the_world_are_known():
     play = training(4, hosts=(("h1", 2), ("h2", 2)))
-    worlds = next(one for one in play.actions if isinstance(one, OpenWorld)).worlds
+    worlds = next(one for one in play.actions if isinstance(one, records.OpenWorld)).worlds
     found = [(one.host, one.local_rank, one.local_size, one.cross_rank, one.cross_size) for one in worlds]
     assert found == [("h1", 0, 2, 0, 2), ("h1", 1, 2, 0, 2), ("h2", 0, 2, 1, 2), ("h2", 1, 2, 1, 2)]
     assert not worlds[0].one_host
@@ -594,28 +549,26 @@ def test_workers_of_one_host_are_neighbours_and_the_hosts_of_the_world_are_known
 
 
 def test_if_all_hosts_are_replaced_the_state_is_handed_over():
-    play = training(2, Limits(wanted=2, least=1, most=2), (("h1", 2),))
+    play = training(2, records.Limits(wanted=2, least=1, most=2), (("h1", 2),))
     play.discover(("h2", 2))
     play.wait(30)
     assert play.state == "training"  # until somebody can take over
     play.come("w3", "w4")
     play.wait(2.1)
-    play.ready("w1")
-    play.ready("w2")
+    play.ready("w1", "w2")
     play.obey("w2")
     assert play.names == ["w1", "w3"]  # no more than the most
     assert play.world.source == "root"
     play.form()
     play.wait(2.1)
-    play.ready("w1")
-    play.ready("w3")
+    play.ready("w1", "w3")
     play.obey("w1")
     assert play.names == ["w3", "w4"]
 
 
 def test_who_is_to_leave_stays_for_one_world_if_nobody_else_has_the_state():
     play = training(2)
-    play.say("w1", Leaving(why="SIGTERM"))
+    play.say("w1", messages.Leaving(why="SIGTERM"))
     play.die("w2")
     play.wait(1.5)
     play.come("w3")
@@ -623,7 +576,6 @@ def test_who_is_to_leave_stays_for_one_world_if_nobody_else_has_the_state():
     assert play.names == ["w1", "w3"]
     play.form()
     play.wait(2.1)
-    play.ready("w1")
-    play.ready("w3")
+    play.ready("w1", "w3")
     play.obey("w1")
     assert play.names == ["w3"]

@@ -2,6 +2,7 @@
 
 import signal
 
+import pytest
 from support.elastic_play import Play, training
 
 from hvdtrain.elastic.driver.records import Forward, Limits, Signalled
@@ -62,8 +63,7 @@ def test_a_signal_while_workers_change_makes_the_next_world_one_that_stops_whoev
     play.take(TERM)
     play.wait(60)
     assert len(play.started) == 3  # nobody is started for the end
-    play.ready("w1")
-    play.ready("w2")
+    play.ready("w1", "w2")
     assert play.world.purpose == "stop"
     play.form()
     assert play.told("w1", Stop)
@@ -75,35 +75,26 @@ def test_a_signal_while_workers_change_makes_the_next_world_one_that_stops_whoev
     assert play.finish.exit_code == 75
 
 
-def test_a_signal_while_a_world_forms_stops_it_once_it_trains():
-    play = training(2)
+@pytest.mark.parametrize(("least", "state", "purpose"), [(1, "forming", "train"), (2, "waiting", "stop")])
+def test_a_signal_while_a_world_forms_or_the_job_waits_stops_what_is_left_once_it_trains(
+    least, state, purpose
+):
+    play = training(2, Limits(wanted=2, least=least, most=2))
     play.die("w2")
     play.ready("w1")
+    assert play.state == state
     play.take(TERM)
+    assert (play.world.purpose, play.names) == (purpose, ["w1"])
     assert not play.told("w1", Stop)
     play.form()
     assert play.told("w1", Stop)
 
 
-def test_a_signal_while_the_job_waits_saves_what_the_rest_has():
-    play = training(2, Limits(wanted=2, least=2, most=2))
-    play.die("w2")
-    play.ready("w1")
-    assert play.state == "waiting"
-    play.take(TERM)
-    assert (play.world.purpose, play.names) == ("stop", ["w1"])
-
-
-def test_a_signal_while_nobody_has_the_state_ends_the_job_with_the_checkpoint():
-    play = training(1)
-    play.die("w1")
-    play.take(TERM)
-    assert play.finish.exit_code == 75
-    assert "--resume" in play.finish.remedy
-
-
-def test_ctrl_c_ends_the_job_at_once():
-    play = training(2)
+def test_a_signal_while_nobody_has_the_state_and_ctrl_c_end_the_job_with_the_checkpoint():
+    alone, play = training(1), training(2)
+    alone.die("w1")
+    alone.take(TERM)
+    assert (alone.finish.exit_code, "--resume" in alone.finish.remedy) == (75, True)
     play.take(Signalled(signal.SIGINT))
     assert play.finish.exit_code == 130
     assert "--resume continues from the newest checkpoint" in play.finish.problem

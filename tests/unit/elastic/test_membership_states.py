@@ -8,34 +8,18 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 from support.elastic_play import Play
 
-from hvdtrain.elastic.driver.records import (
-    CloseStore,
-    Exited,
-    Finish,
-    Kill,
-    Limits,
-    Lost,
-    OpenWorld,
-    Send,
-    Signalled,
-    Start,
-)
-from hvdtrain.elastic.messages import (
-    Abort,
-    Done,
-    End,
-    Failed,
-    Formed,
-    FormFailed,
-    Leave,
-    Leaving,
-    LeftWorld,
-    Synced,
-)
+from hvdtrain.elastic import messages
+from hvdtrain.elastic.driver import records
 from hvdtrain.workers.world import TrainingPosition
 
 PICK = st.integers(0, 10)
 IN_WORLD = ("entering", "syncing", "training")
+
+
+def happens(*states, **strategies):
+    """Return the decorator of a rule for a job that is at one of these states, or has not ended."""
+    may = precondition(lambda self: self.play.state in states if states else self.play.state != "ended")
+    return lambda method: may(rule(**strategies)(method))
 
 
 class Simulated:
@@ -51,15 +35,13 @@ class Jobs(RuleBasedStateMachine):
     """Workers that follow the protocol, and die, freeze and leave whenever they like."""
 
     @initialize(
-        wanted=st.integers(1, 3), least=st.integers(1, 2), more=st.integers(0, 2), begun=st.booleans()
+        wanted=st.integers(1, 3), needs_two=st.booleans(), more=st.integers(0, 2), begun=st.booleans()
     )
-    def begin(self, wanted, least, more, begun):
-        limits = Limits(
-            wanted, min(wanted, least), wanted + more, elastic_timeout=100, cooldown_seconds=(1, 4)
-        )
-        self.play = Play(limits, (("h1", 2), ("h2", 2)))
-        self.workers, self.limits = {}, limits
-        self.seen, self.store_open = 0, False
+    def begin(self, wanted, needs_two, more, begun):
+        counts = wanted, min(wanted, 1 + needs_two), wanted + more
+        self.limits = records.Limits(*counts, elastic_timeout=100, cooldown_seconds=(1, 4))
+        self.play = Play(self.limits, (("h1", 2), ("h2", 2)))
+        self.workers, self.seen, self.store_open = {}, 0, False
         self.follow()
         if begun:
             self.goes_well()
@@ -70,15 +52,15 @@ class Jobs(RuleBasedStateMachine):
             action = self.play.actions[self.seen]
             self.seen += 1
             match action:
-                case Start(worker):
+                case records.Start(worker):
                     self.workers[worker] = Simulated()
-                case OpenWorld(worlds):
+                case records.OpenWorld(worlds):
                     self.enter(worlds)
-                case CloseStore():
+                case records.CloseStore():
                     self.store_open = False
-                case Kill(worker) if self.workers.pop(worker, None):
+                case records.Kill(worker) if self.workers.pop(worker, None):
                     self.play.die(worker)
-                case Send(name, message) if name in self.workers:
+                case records.Send(name, message) if name in self.workers:
                     self.obey(name, message)
 
     def enter(self, worlds):
@@ -94,12 +76,16 @@ class Jobs(RuleBasedStateMachine):
         worker = self.workers[name]
         if worker.is_frozen:
             return
-        if isinstance(message, Leave):
-            self.play.say(name, LeftWorld())
-        if isinstance(message, Leave | End):
-            self.gone(name, 0 if isinstance(message, Leave) else 3)
-        if isinstance(message, Abort) and message.generation == worker.generation:
+        if isinstance(message, messages.Leave):
+            self.play.say(name, messages.LeftWorld())
+        if isinstance(message, messages.Leave | messages.End):
+            self.gone(name, 0 if isinstance(message, messages.Leave) else 3)
+        if isinstance(message, messages.Abort) and message.generation == worker.generation:
             worker.stage = "between" if worker.stage in IN_WORLD else worker.stage
+
+    def say(self, name, message):
+        self.play.say(name, message)
+        self.follow()
 
     def gone(self, name, code):
         self.workers.pop(name, None)
@@ -125,9 +111,8 @@ class Jobs(RuleBasedStateMachine):
             assert not whole, "a valid source was lost"
 
     def pick(self, number, *stages):
-        names = sorted(
-            name for name, one in self.workers.items() if one.stage in stages and not one.is_frozen
-        )
+        found = self.workers.items()
+        names = sorted(name for name, one in found if one.stage in stages and not one.is_frozen)
         return names[number % len(names)] if names else None
 
     def ready(self, name):
@@ -142,40 +127,34 @@ class Jobs(RuleBasedStateMachine):
         self.play.ready(name)
         self.follow()
 
-    @precondition(lambda self: self.play.state != "ended")
-    @rule(number=PICK)
+    @happens(number=PICK)
     def arrives(self, number):
         if name := self.pick(number, "started"):
             self.workers[name].stage = "building"
             self.play.arrive(name)
             self.follow()
 
-    @precondition(lambda self: self.play.state != "ended")
-    @rule(number=PICK)
+    @happens(number=PICK)
     def gets_ready(self, number):
         if name := self.pick(number, "building", "between"):
             self.ready(name)
 
-    @precondition(lambda self: self.play.state != "ended")
-    @rule(number=PICK)
+    @happens(number=PICK)
     def forms(self, number):
         if name := self.pick(number, "entering"):
             worker = self.workers[name]
             others = [one for one in self.workers.values() if one.generation == worker.generation]
             if len(others) == self.play.world.size and not any(one.is_frozen for one in others):
                 worker.stage = "syncing"
-                self.play.say(name, Formed(generation=worker.generation))
-                self.follow()
+                self.say(name, messages.Formed(generation=worker.generation))
 
-    @precondition(lambda self: self.play.state != "ended")
-    @rule(number=PICK)
+    @happens(number=PICK)
     def fails_to_form(self, number):
         if name := self.pick(number, "entering"):
-            self.play.say(name, FormFailed(generation=self.workers[name].generation, reason="no route"))
-            self.follow()
+            generation = self.workers[name].generation
+            self.say(name, messages.FormFailed(generation=generation, reason="no route"))
 
-    @precondition(lambda self: self.play.state in ("syncing", "training"))
-    @rule(number=PICK)
+    @happens("syncing", "training", number=PICK)
     def syncs(self, number):
         if self.play.state in ("syncing", "training") and (name := self.pick(number, "syncing")):
             worker, world = self.workers[name], self.play.world
@@ -184,11 +163,10 @@ class Jobs(RuleBasedStateMachine):
                 worker.valid = False  # in the middle of receiving
                 return
             worker.valid, worker.step, worker.stage = True, root.step, "training"
-            self.play.say(name, Synced(generation=worker.generation, place=TrainingPosition(root.step)))
-            self.follow()
+            place = TrainingPosition(root.step)
+            self.say(name, messages.Synced(generation=worker.generation, place=place))
 
-    @precondition(lambda self: self.play.state in ("training", "stopping"))
-    @rule(number=PICK)
+    @happens("training", "stopping", number=PICK)
     def steps(self, number):
         """Let all make a step; a random number of them do not learn that it is done."""
         training = sorted(name for name, one in self.workers.items() if one.stage == "training")
@@ -196,57 +174,46 @@ class Jobs(RuleBasedStateMachine):
             known = {self.workers[name].step for name in training}
             step = max(known)
             for index, name in enumerate(training):
-                if self.workers[name].step == step and len(known) > 1:
-                    continue
-                if index != number:
+                if index != number and (self.workers[name].step < step or len(known) == 1):
                     self.workers[name].step += 1
 
-    @precondition(lambda self: self.play.state == "changing")
-    @rule(number=PICK)
+    @happens("changing", number=PICK)
     def leaves_its_world(self, number):
         if name := self.pick(number, "entering", "syncing", "training"):
             self.ready(name)
 
-    @precondition(lambda self: self.play.state != "ended")
-    @rule(number=PICK, code=st.sampled_from([-9, -11, 0, 1]), order=st.booleans())
+    @happens(number=PICK, code=st.sampled_from([-9, -11, 0, 1]), order=st.booleans())
     def dies(self, number, code, order):
         names = sorted(self.workers)
         if names:
             name = names[number % len(names)]
             del self.workers[name]
-            events = [Lost(name), Exited(name, code)]
+            events = [records.Lost(name), records.Exited(name, code)]
             for event in events if order else events[::-1]:
                 self.play.take(event)
             self.follow()
 
-    @precondition(lambda self: self.play.state != "ended")
-    @rule(number=PICK)
+    @happens(number=PICK)
     def freezes(self, number):
         if name := self.pick(number, "building", "ready", "entering", "syncing", "training"):
             self.workers[name].is_frozen = True
 
-    @precondition(lambda self: self.play.state != "ended")
-    @rule(number=PICK)
+    @happens(number=PICK)
     def wants_out(self, number):
         if name := self.pick(number, "building", "ready", "training"):
-            self.play.say(name, Leaving(why="SIGTERM"))
-            self.follow()
+            self.say(name, messages.Leaving(why="SIGTERM"))
 
-    @precondition(lambda self: self.play.state != "ended")
-    @rule(number=PICK, blame=st.sampled_from(["environment", "peer"]))
+    @happens(number=PICK, blame=st.sampled_from(["environment", "peer"]))
     def fails(self, number, blame):
         if name := self.pick(number, "building", "training"):
-            self.play.say(name, Failed(blame=blame, problem="disk full", exit_code=3))
-            self.follow()
+            self.say(name, messages.Failed(blame=blame, problem="disk full", exit_code=3))
 
-    @precondition(lambda self: self.play.state != "ended")
-    @rule(first=st.integers(0, 2), second=st.integers(0, 2))
+    @happens(first=st.integers(0, 2), second=st.integers(0, 2))
     def hosts_change(self, first, second):
         self.play.discover(("h1", first), ("h2", second))
         self.follow()
 
-    @precondition(lambda self: self.play.state != "ended")
-    @rule(seconds=st.sampled_from([0.3, 1.5, 3.0, 12.0, 40.0]))
+    @happens(seconds=st.sampled_from([0.3, 1.5, 3.0, 12.0, 40.0]))
     def time_passes(self, seconds):
         until = self.play.now + seconds
         while self.play.now < until and self.play.state != "ended":
@@ -254,19 +221,17 @@ class Jobs(RuleBasedStateMachine):
             self.play.wait(min(1.0, until - self.play.now), silent=frozen)
             self.follow()
 
-    @precondition(lambda self: self.play.state == "training")
-    @rule(number=PICK)
+    @happens("training", number=PICK)
     def is_done(self, number):
         if number == 0 and (name := self.pick(0, "training")):
-            self.play.say(name, Done(exit_code=0))
+            self.play.say(name, messages.Done(exit_code=0))
             self.gone(name, 0)
             self.follow()
 
-    @precondition(lambda self: self.play.state != "ended")
-    @rule(number=PICK)
+    @happens(number=PICK)
     def is_stopped(self, number):
         if number == 0:
-            self.play.take(Signalled(signal.SIGTERM))
+            self.play.take(records.Signalled(signal.SIGTERM))
             self.follow()
 
     @rule()
@@ -284,7 +249,7 @@ class Jobs(RuleBasedStateMachine):
         """Without further failures a stopped job comes to its end, and says so once."""
         if not hasattr(self, "play"):
             return
-        self.play.take(Signalled(signal.SIGTERM))
+        self.play.take(records.Signalled(signal.SIGTERM))
         self.follow()
         for _ in range(1000):
             if self.play.state == "ended":
@@ -297,11 +262,11 @@ class Jobs(RuleBasedStateMachine):
             training = [name for name, one in self.workers.items() if one.stage == "training"]
             if self.play.state == "stopping" and not any(self.workers[one].is_frozen for one in training):
                 for name in training:
-                    self.play.say(name, Done(exit_code=75))
+                    self.play.say(name, messages.Done(exit_code=75))
                     self.gone(name, 75)
                 self.follow()
         assert self.play.state == "ended", (self.play.state, self.play.members.snapshot())
-        assert sum(isinstance(one, Finish) for one in self.play.actions) == 1
+        assert sum(isinstance(one, records.Finish) for one in self.play.actions) == 1
 
 
 TestJobs = Jobs.TestCase

@@ -11,20 +11,14 @@ import time
 
 import psutil
 import pytest
+from support.elastic_driver import eventually
 
 pytest.importorskip("horovod.runner.gloo_run", reason="Horovod is not installed")
 
 from horovod.runner.common.util import safe_shell_exec
 
 from hvdtrain.elastic.driver import clusters
-from hvdtrain.elastic.driver.clusters import (
-    HostCluster,
-    StartOptions,
-    WorkerProcess,
-    job_environment,
-    kill_process,
-    start_worker,
-)
+from hvdtrain.elastic.driver.clusters import HostCluster
 from hvdtrain.elastic.driver.records import Slot
 from hvdtrain.errors import UsageError
 from hvdtrain.host.hostfile import HostSlots
@@ -33,21 +27,20 @@ HERE = Slot("localhost", 1)
 SECONDS = 120
 
 
+def cluster(*hosts, command=(), **options):
+    return HostCluster(command, "secret key", lambda: [HostSlots(host, 1) for host in hosts], **options)
+
+
 def start(code, slot=HERE, worker="w7", **options):
     """Start a worker that runs Python code; return it and a queue of its exit code."""
-    ends, process = queue.Queue(), WorkerProcess()
-    environ = job_environment(dict(os.environ), "secret key", [("127.0.0.1", 99)])
-    start_worker(
-        StartOptions([sys.executable, "-c", code], environ, **options), worker, slot, ends.put, process
-    )
-    return process, ends
+    ends = queue.Queue()
+    one = cluster("localhost", command=[sys.executable, "-c", code], **options)
+    one.addresses = [("127.0.0.1", 99)]
+    return one.start(worker, slot, ends.put), ends
 
 
 def wait_for(path):
-    until = time.monotonic() + SECONDS
-    while not (path.exists() and path.read_text()) and time.monotonic() < until:
-        time.sleep(0.02)
-    return path.read_text()
+    return eventually(lambda: path.exists() and path.read_text())
 
 
 def writes_environment(path):
@@ -70,23 +63,16 @@ def test_a_worker_has_its_environment_and_no_rank(tmp_path, monkeypatch, capfd):
     _, ends = start(f"{writes_environment(tmp_path / 'found')}; print('hello')")
     assert ends.get(timeout=SECONDS) == 0
     found = json.loads((tmp_path / "found").read_text())
-    expected = {
-        "HVDTRAIN_ELASTIC": "127.0.0.1:99",
-        "HVDTRAIN_WORKER": "w7",
-        "HVDTRAIN_SLOT": "1",
-        "HOROVOD_HOSTNAME": "localhost",
-        "PYTHONHASHSEED": "0",
-        "HOROVOD_RENDEZVOUS_KEY": "secret key",
-        "HOROVOD_CONTROLLER": "gloo",
-        "HOROVOD_CPU_OPERATIONS": "gloo",
-    }
+    expected = {"HVDTRAIN_ELASTIC": "127.0.0.1:99", "HVDTRAIN_WORKER": "w7", "HVDTRAIN_SLOT": "1"}
+    expected |= {"HOROVOD_HOSTNAME": "localhost", "HOROVOD_RENDEZVOUS_KEY": "secret key"}
+    expected |= {"HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo", "PYTHONHASHSEED": "0"}
     assert {name: found.get(name) for name in expected} == expected
     assert not {"HOROVOD_RANK", "HOROVOD_SIZE"} & set(found)
     assert "[w7]<stdout>:hello" in capfd.readouterr().out
 
 
 def test_output_also_goes_to_a_folder_of_the_worker_and_the_exit_code_is_its_own(tmp_path):
-    _, ends = start("print('hello'); raise SystemExit(75)", output_folder=str(tmp_path / "deep" / "out"))
+    _, ends = start("print('hello'); raise SystemExit(75)", output_filename=str(tmp_path / "deep" / "out"))
     assert ends.get(timeout=SECONDS) == 75
     assert (tmp_path / "deep" / "out" / "rank.w7" / "stdout").read_text().endswith("hello\n")
 
@@ -105,7 +91,7 @@ def test_a_stopped_worker_is_killed_and_nobody_else(tmp_path, monkeypatch):
     assert one_ends.get(timeout=SECONDS) == -9
     assert time.monotonic() - since < 60
     assert psutil.pid_exists(other)
-    kill_process(StartOptions([]), "localhost", other, psutil.Process(other).create_time())
+    cluster("localhost").kill_far("localhost", other, psutil.Process(other).create_time())
     assert other_ends.get(timeout=SECONDS) == -9
 
 
@@ -148,24 +134,19 @@ def test_a_process_of_another_host_is_killed_over_ssh_if_it_is_the_same(ssh, tmp
     _, ends = start(waits(tmp_path / "pid"))
     pid = int(wait_for(tmp_path / "pid"))
     began = psutil.Process(pid).create_time()
-    kill_process(StartOptions([]), "h9", pid, began - 60)
+    cluster("localhost").kill_far("h9", pid, began - 60)
     for thread in [one for one in threading.enumerate() if one.name == f"end of process {pid}"]:
         thread.join()
     assert psutil.pid_exists(pid)
-    kill_process(StartOptions([]), "h9", pid, began)
+    cluster("localhost").kill_far("h9", pid, began)
     assert ends.get(timeout=SECONDS) == -9
 
 
-def test_the_connection_to_a_lost_host_is_ended(ssh, tmp_path, monkeypatch):
+def test_the_connection_to_a_lost_host_is_ended(ssh, tmp_path):
     process, ends = start(waits(tmp_path / "pid"), Slot("h9", 0))
     wait_for(tmp_path / "pid")
     process.kill()  # the fake ssh has become the worker, as far as its launcher sees
     assert ends.get(timeout=SECONDS) < 0
-
-
-def cluster(*hosts, **options):
-    found = [HostSlots(host, 1) for host in hosts]
-    return HostCluster(StartOptions(["true"]), "k" * 64, lambda: found, **options)
 
 
 @pytest.fixture
@@ -197,9 +178,8 @@ def test_each_host_is_given_the_address_that_it_reaches(networks):
     one = cluster("h1", "h2")
     for host in ("h1", "h2", "localhost"):
         one.find_way_to(host)
-    assert [one.address_for(host) for host in ("h1", "h2", "localhost", "h9")] == [
-        "10.1.0.1", "10.2.0.1", "10.1.0.1", "10.1.0.1",
-    ]  # fmt: skip
+    found = [one.address_for(host) for host in ("h1", "h2", "localhost", "h9")]
+    assert found == ["10.1.0.1", "10.2.0.1", "10.1.0.1", "10.1.0.1"]
 
 
 def test_the_users_interfaces_count(networks):

@@ -1,10 +1,9 @@
 """The rendezvous of a world: it answers only its workers, waits for keys, and ends at once."""
 
-import contextlib
 import http.client
 import socket
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor, wait
 
 import pytest
 
@@ -54,16 +53,12 @@ def test_a_value_is_there_for_the_others_and_stays_after_a_worker_is_done(store)
 
 def test_a_key_that_is_missing_is_waited_for(store, monkeypatch):
     monkeypatch.setattr(stores, "_LONG_POLL_SECONDS", 60)
-    answers = []
-    thread = threading.Thread(target=lambda: answers.append(Worker(store)("GET", "/global/1")))
-    thread.start()
-    time.sleep(0.2)
-    assert not answers
-    since = time.monotonic()
-    Worker(store)("PUT", "/global/1", b"x")
-    thread.join(60)
-    assert answers == [(200, b"x")]
-    assert time.monotonic() - since < 20
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(Worker(store), "GET", "/global/1")
+        time.sleep(0.2)
+        assert not answer.done()
+        Worker(store)("PUT", "/global/1", b"x")
+        assert answer.result(20) == (200, b"x")
 
 
 @pytest.mark.parametrize("method", ["GET", "PUT", "DELETE"])
@@ -74,23 +69,12 @@ def test_who_has_the_key_of_another_world_is_refused(store, method):
 
 def test_its_end_ends_who_waits_and_nobody_can_connect(store, monkeypatch):
     monkeypatch.setattr(stores, "_LONG_POLL_SECONDS", 60)
-    ends = []
-
-    def wait():
-        with contextlib.suppress(OSError):
-            Worker(store)("GET", "/global/1")
-        ends.append(time.monotonic())
-
-    threads = [threading.Thread(target=wait) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    time.sleep(0.2)
-    since = time.monotonic()
-    store.close()
-    assert time.monotonic() - since < 30
-    for thread in threads:
-        thread.join(60)
-    assert len(ends) == 4
-    assert max(ends) - since < 30
+    with ThreadPoolExecutor(4) as pool:
+        answers = [pool.submit(Worker(store), "GET", "/global/1") for _ in range(4)]
+        time.sleep(0.2)
+        since = time.monotonic()
+        store.close()
+        wait(answers, 30)
+        assert time.monotonic() - since < 30
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", store.port), timeout=60)

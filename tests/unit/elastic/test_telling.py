@@ -6,7 +6,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from support.elastic_driver import KEY, ScriptedDriver, accept_worker
+from support.elastic_driver import ScriptedDriver
 
 from hvdtrain.elastic.messages import End, Failed
 
@@ -30,12 +30,8 @@ def _end(driver, error: str, *answer: End, first: tuple = (), joined: str = "joi
         ThreadPoolExecutor(1) as pool,
     ):
         said = pool.submit(worker.communicate, timeout=300)
-        if first:  # in place of the welcome
-            driver.connection, _ = driver.listener.accept()
-            accept_worker(driver.connection, KEY)
-            driver.say(*first)
-        else:
-            driver.accept()
+        driver.accept(*first, is_welcome=not first)
+        if not first:
             driver.expect(Failed)
             driver.say(*answer)
         _, text = said.result()
