@@ -47,7 +47,7 @@ def run(session: Session, poll_signals: Callable[[], ControlFlags] = ControlFlag
             pending = _train_step(session, batch, learning_rate, signals)
             step = session.advance(plan, learning_rate, batch.total_weight)
             results.launched(step, pending)
-            if plan.synchronizes(step):
+            if step.step % plan.sync_every == 0 or plan.is_done(step):  # the workers are equal
                 _compare(session, results.synchronized(step))
                 if finish_step(session, plan, results):
                     break

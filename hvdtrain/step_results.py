@@ -39,9 +39,8 @@ class StepResults:
         self._plan = plan
         self._waiting = deque[tuple[StepInfo, PendingVector]]()
         self._is_local = session.config.sync_every is not None
-        self._first_local: StepInfo | None = (
-            None  # the first of the local steps since the workers were last equal
-        )
+        # the first of the local steps since the workers were last equal
+        self._first_local: StepInfo | None = None
         # the first of them whose own loss is not finite
         self._diverged: tuple[StepInfo, StepMetrics] | None = None
         self._has_synchronized = False
@@ -135,7 +134,13 @@ class StepResults:
     def _add_own(self, step: StepInfo, metrics: StepMetrics) -> None:
         session = self._session
         check_weights(f"step {step.step}", metrics)
-        self._check_counted(step, metrics)
+        # a sample counts in an epoch, or a shorter run: the weights of the loss are not all 0
+        if self._uncounted is None or metrics.weights.get("loss", metrics.weight) > 0:
+            self._uncounted = None
+        else:
+            self._uncounted += step.samples - step.samples_before
+            if self._uncounted >= session.data.size or self._plan.is_done(step):
+                raise nothing_counts(f"{self._uncounted:,} samples of the training data")
         if is_diverged(metrics):
             raise self._divergence(step, metrics)
         if metrics.flags:
@@ -176,20 +181,19 @@ class StepResults:
             everywhere=True,
         )
 
-    def _check_counted(self, step: StepInfo, metrics: StepMetrics) -> None:
-        """Check that a sample counts in an epoch, or a shorter run: the weights of the loss are not all 0."""
-        if self._uncounted is None or metrics.weights.get("loss", metrics.weight) > 0:
-            self._uncounted = None
-            return
-        self._uncounted += step.samples - step.samples_before
-        if self._uncounted >= self._session.data.size or self._plan.is_done(step):
-            raise nothing_counts(f"{self._uncounted:,} samples of the training data")
-
     def _close_window(self, step: StepInfo) -> None:
-        window, session = self._session.state.window, self._session
+        window, session, config = self._session.state.window, self._session, self._session.config
         speed = window.samples_per_second()
         session.services.speeds.append(speed)
-        self._report_small_weights()
+        mean = window.weights.get("loss", window.weight) / window.weight
+        is_rounded = "fp16" in (config.compression, config.precision)
+        if is_rounded and 0 < mean < _SMALL_WEIGHT and not self._small_weights_are_reported:
+            self._small_weights_are_reported = True
+            session.services.report.note(
+                f"the weights of the loss are {mean:.2g} on average; gradients are multiplied by them before "
+                "they are rounded to fp16, and small ones are lost: multiply the weights, so that their mean "
+                "is near 1"
+            )
         more = {"data_wait_fraction": round(window.data_wait_fraction(step.workers), 6)}
         more |= {**window.busy.values(window.seconds), **session.services.hooks.values()}
         with session.defer_peer_loss():
@@ -197,20 +201,6 @@ class StepResults:
         if text := self._stragglers.take(window.busy, window.seconds):
             session.services.report.note(f"{text} (step {step.step:,})")
         session.state.window = Window(started_seconds=step.clock_seconds)
-
-    def _report_small_weights(self) -> None:
-        """Say once if the loss's weights are so small that gradients vanish when they are rounded to fp16."""
-        window, config = self._session.state.window, self._session.config
-        mean = window.weights.get("loss", window.weight) / window.weight
-        if self._small_weights_are_reported or not 0 < mean < _SMALL_WEIGHT:
-            return
-        if "fp16" in (config.compression, config.precision):
-            self._small_weights_are_reported = True
-            self._session.services.report.note(
-                f"the weights of the loss are {mean:.2g} on average; gradients are multiplied by them before "
-                "they are rounded to fp16, and small ones are lost: multiply the weights, so that their mean "
-                "is near 1"
-            )
 
 
 def check_weights(when: str, metrics: StepMetrics) -> None:

@@ -85,12 +85,12 @@ def _config_option(name: str, show_default: bool) -> Callable[[Any], Any]:
     default = f" [{field.default}]" if has_default else ""
     kind, metavar = _option_type(name, field.annotation)
     extra: Any = {"is_flag": False, "flag_value": "auto"} if name == "resume" else {}
-    flag, help_text = f"--{name.replace('_', '-')}", f"{field.description}{default}"
+    flag = f"--{name.replace('_', '-')}"
     if get_origin(field.annotation) is tuple:  # given once for each part
         extra, metavar = {"multiple": True}, "NAME" if name == "track" else "PATTERN"
     if field.annotation is bool:
         return click.option(f"{flag}/--no-{flag[2:]}", name, default=None, help=field.description)
-    return click.option(flag, name, type=kind, metavar=metavar, help=help_text, **extra)
+    return click.option(flag, name, type=kind, metavar=metavar, help=f"{field.description}{default}", **extra)
 
 
 def _option_type(name: str, annotation: Any) -> tuple[Any, str | None]:

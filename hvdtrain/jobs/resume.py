@@ -67,11 +67,8 @@ class ResumePoint:
 
     def best_value(self, config: Config) -> float | None:
         """Return the best of ``values``."""
-        best: float | None = None
-        for value in self.values.values():
-            if config.keep_best is not None and config.keep_best.improves(value, best):
-                best = value
-        return best
+        best = None if config.keep_best is None else config.keep_best.best_of(self.values)
+        return None if best is None else self.values[best]
 
 
 def restore(run: TrainingRun, check_as_built: Callable[[], None] = lambda: None) -> ResumePoint:

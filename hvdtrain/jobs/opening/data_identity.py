@@ -89,12 +89,6 @@ def keyed(method: str, data: Any) -> dict[str, Any]:
     return {f"{method}/{name}" if name else method: dataset for name, dataset in sets_of(data).items()}
 
 
-def by_words(train_data: Any, eval_data: Any) -> dict[str, Any]:
-    """Return data sets by what messages call them, the training data first if there are any."""
-    training = {} if train_data is None else {TRAINING_DATA: train_data}
-    return training | {set_words(name): one for name, one in sets_of(eval_data).items()}
-
-
 def words_for(key: str) -> str:
     """Return what messages call a data set, by its key."""
     method, _, name = key.partition("/")

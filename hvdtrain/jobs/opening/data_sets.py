@@ -12,11 +12,12 @@ import numpy as np
 
 from hvdtrain.checkpoints.manifest import Manifest
 from hvdtrain.config import Config
-from hvdtrain.config.field_names import task_advice
+from hvdtrain.config.field_names import TASK_ADVICE, advice_for
 from hvdtrain.data.datasets import ArrayDataset, as_dataset, fetch, signature
 from hvdtrain.data.drawn import unordered
 from hvdtrain.data.eval_sets import (
     EvalSets,
+    by_words,
     check_not_bare_sets,
     fetch_with_name,
     name_the_set,
@@ -29,7 +30,7 @@ from hvdtrain.data.readers import Fetch, LocalFetch
 from hvdtrain.data.stream import Stream
 from hvdtrain.errors import DataError, TaskError
 from hvdtrain.host.frameworks import FRAMEWORKS
-from hvdtrain.jobs.opening.data_identity import DATA, METHODS, by_words
+from hvdtrain.jobs.opening.data_identity import DATA, METHODS
 from hvdtrain.session import Session
 from hvdtrain.storage.text import counted, did_you_mean, some
 from hvdtrain.task import ATTRIBUTES, MEMBERS, Arrays, GivenTask
@@ -198,10 +199,8 @@ def make_task(task_class: Callable[..., Any], spec: str, options: Mapping[str, A
             continue
         needed, remedy = "", "`hvdtrain docs tasks` lists what a task needs."
         if name == row.model_method:
-            needed, methods = (
-                f", which --framework {framework} needs",
-                [r.model_method for r in FRAMEWORKS.values()],
-            )
+            needed = f", which --framework {framework} needs"
+            methods = [r.model_method for r in FRAMEWORKS.values()]
             if other := next((one for one in methods if callable(getattr(task, one, None))), None):
                 remedy = f"It has {other}(): use the other --framework, or add {name}()."
         raise TaskError(f"task {spec} has no method {name}(){needed}", _hint_at(task, name) or remedy)
@@ -239,7 +238,12 @@ def notes_on_members(task: Any) -> list[str]:
 def unknown_members(task: Any) -> dict[str, str]:
     """Return members of a task that hvdtrain does not use, but seems meant to, by name with what is meant."""
     # What a class of a library gives is not looked at, nor what the task has in addition to the right member.
-    classes = [kind for kind in type(task).__mro__ if _is_users(kind)]
+    classes = []
+    for kind in type(task).__mro__:
+        path = getattr(sys.modules.get(kind.__module__), "__file__", None) or ""
+        is_installed = kind.__module__.partition(".")[0] in (*sys.stdlib_module_names, "hvdtrain")
+        if kind.__module__ == "__main__" or not (is_installed or "-packages" in path):
+            classes.append(kind)
     codes = [getattr(value, "__code__", None) for kind in classes for value in vars(kind).values()]
     read = {name for code in codes if code is not None for name in code.co_names}  # for its own use
     found = {}
@@ -248,7 +252,7 @@ def unknown_members(task: Any) -> dict[str, str]:
             if name in MEMBERS or name in read or name.startswith("_"):
                 continue
             near = difflib.get_close_matches(name.lower(), MEMBERS, n=1, cutoff=_NEAR)
-            if advice := task_advice(name):
+            if advice := advice_for(name, TASK_ADVICE):
                 found[name] = advice
             elif near and members.get(near[0]) is None:
                 found[name] = f"did you mean {near[0]}{'' if near[0] in ATTRIBUTES else '()'}?"
@@ -266,11 +270,3 @@ def _hint_at(task: Any, missing: str) -> str:
 def _own_name(task: Any, name: str) -> str:
     is_method = callable(inspect.getattr_static(task, name, None))  # a property is not computed
     return f"{name}()" if is_method else name
-
-
-def _is_users(kind: type) -> bool:
-    """Return whether a class is written by the user, and comes from no library."""
-    module = sys.modules.get(kind.__module__)
-    path = getattr(module, "__file__", None) or ""
-    is_installed = kind.__module__.partition(".")[0] in (*sys.stdlib_module_names, "hvdtrain")
-    return kind.__module__ == "__main__" or not (is_installed or "-packages" in path)

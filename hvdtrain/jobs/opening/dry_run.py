@@ -16,7 +16,7 @@ from hvdtrain.backends.objective.losses import IGNORE_INDEX
 from hvdtrain.backends.objective.objective import has_own_values
 from hvdtrain.backends.records import ModelInfo
 from hvdtrain.checkpoints.digest import ArrayForm, forms_of
-from hvdtrain.data.eval_sets import TRAINING_DATA, set_words, sets_of
+from hvdtrain.data.eval_sets import TRAINING_DATA, by_words, set_words, sets_of
 from hvdtrain.data.feed import HostBatch
 from hvdtrain.data.readers import LocalFetch
 from hvdtrain.data.stream import Stream
@@ -25,7 +25,6 @@ from hvdtrain.host.cores import limit_bytes, peak_bytes
 from hvdtrain.host.frameworks import FRAMEWORKS
 from hvdtrain.jobs.failures import lack_of_memory
 from hvdtrain.jobs.opening import dry_run_checks as checks
-from hvdtrain.jobs.opening.data_identity import by_words
 from hvdtrain.jobs.opening.dry_run_checks import Pass
 from hvdtrain.session import Session
 from hvdtrain.workers.activity import ACTIVITY

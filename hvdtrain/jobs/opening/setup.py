@@ -13,7 +13,7 @@ from hvdtrain.callbacks import RunContext, find_callbacks
 from hvdtrain.config import Config
 from hvdtrain.data.augment import Mixed
 from hvdtrain.data.drawn import Ordered, draws_of, lengths_of
-from hvdtrain.data.eval_sets import first_set, sets_of
+from hvdtrain.data.eval_sets import by_words, first_set, sets_of
 from hvdtrain.data.feed import HostBatch
 from hvdtrain.data.fingerprint import columns_of
 from hvdtrain.data.numeric import set_float_bits
@@ -23,15 +23,7 @@ from hvdtrain.horovod_build.installed import installed_build
 from hvdtrain.host.frameworks import FRAMEWORKS
 from hvdtrain.jobs.compatibility import Job, check
 from hvdtrain.jobs.opening import data_sets, limits
-from hvdtrain.jobs.opening.data_identity import (
-    DATA,
-    NO_DATA,
-    SAME_DATA,
-    JobData,
-    by_words,
-    identify_data,
-    words_for,
-)
+from hvdtrain.jobs.opening.data_identity import DATA, NO_DATA, SAME_DATA, JobData, identify_data, words_for
 from hvdtrain.jobs.opening.dry_run import share_findings
 from hvdtrain.jobs.opening.start import JobSpec, handshake
 from hvdtrain.jobs.run_directory.lock import RunLock
