@@ -25,6 +25,7 @@ from hvdtrain.metrics import StepInfo, Window
 from hvdtrain.reporting.jsonl import finite
 from hvdtrain.reporting.report import Report
 from hvdtrain.schedule import TrainingProgress
+from hvdtrain.storage.files import run_folder
 from hvdtrain.storage.urls import is_url, join
 from hvdtrain.training_plan import Progress, TrainingPlan, most_workers
 from hvdtrain.workers.wire_types import travels
@@ -158,10 +159,8 @@ class Session:
         return self.config.run_dir is not None and is_url(self.config.run_dir)
 
     def location_of(self, path: Path) -> str:
-        """Return where a file of the run is, as users know it: the URL if the run directory is at one."""
-        if not self.is_remote or not path.is_relative_to(self.services.run_dir):
-            return str(path)
-        return join(str(self.config.run_dir), *path.relative_to(self.services.run_dir).parts)
+        """Return where a file of the run is, as users know it."""
+        return location_of(self.config, path)
 
     @property
     def epoch(self) -> float:
@@ -274,6 +273,14 @@ class Session:
             # what is trained, if that is not what the model was made with
             trained=self.backend.trained_state(),
         )
+
+
+def location_of(config: Config, path: Path) -> str:
+    """Return where a file of a run is, as users know it: the URL if the run directory is at one."""
+    folder = run_folder(config.run_dir)
+    if config.run_dir is None or not is_url(config.run_dir) or not path.is_relative_to(folder):
+        return str(path)
+    return join(config.run_dir, *path.relative_to(folder).parts)
 
 
 def versions_with(backend: Backend) -> dict[str, str]:

@@ -150,15 +150,9 @@ def open_services(run: TrainingRun, session: Session, point: ResumePoint) -> Non
         return report_of(run, session, run_dir, point.resumed_step, trackers)
 
     services.run_dir, report = open_run(
-        config,
-        workers,
-        point.resumed_step,
-        lock=run.lock,
-        provenance=provenance,
-        make_report=make_report,
+        config, workers, point.resumed_step, lock=run.lock, provenance=provenance, make_report=make_report
     )
-    context = replace(run.context(), run_dir=services.run_dir)
-    services.report = report or report_of_others(context, run.callbacks)
+    services.report = report or report_of_others(run.context(services.run_dir), run.callbacks)
     if provenance is not None:
         source_dir = point.source.run_dir if point.source and point.manifest else None
         run.notes_on_task[:] = keep(provenance, services.run_dir, point.progress.step, source_dir)
@@ -173,9 +167,10 @@ def report_of(
     run: TrainingRun, session: Session, run_dir: Path, resumed_step: int | None, trackers: Sequence[Any]
 ) -> RunReport:
     """Return the report of rank 0. Local."""
-    context = replace(run.context(), rank=0, workers=session.backend.workers.size, run_dir=run_dir)
     lost = {"lost_lease": session.services.lost_lease, "lost_lock": run.lock.lost}
-    return RunReport(open_console(), context, resumed_step, run.callbacks, reporters=trackers, **lost)
+    return RunReport(
+        open_console(), run.context(run_dir), resumed_step, run.callbacks, reporters=trackers, **lost
+    )
 
 
 def saver_of(

@@ -21,7 +21,7 @@ from hvdtrain.jobs.opening.data_sets import known_size, promises
 from hvdtrain.jobs.opening.dry_run import Dry, memory_limit
 from hvdtrain.jobs.opening.setup import TrainingRun, names_of_batch
 from hvdtrain.jobs.resume import ResumePoint
-from hvdtrain.jobs.run_directory.folder import note_on_links
+from hvdtrain.jobs.run_directory.folder import CHECKPOINTS
 from hvdtrain.session import Session
 from hvdtrain.storage.text import counted
 from hvdtrain.storage.urls import shown
@@ -319,7 +319,9 @@ def _options(config: Config) -> str:
 
 def show_plan(run: TrainingRun, session: Session, point: ResumePoint, found: Sequence[str]) -> None:
     """Show the plan, and what else the user should know, such as the notes found by then. Local."""
-    of_directory = filter(None, [run.lock.note, note_on_links(session.services.run_dir), *run.notes_on_task])
+    folder = session.services.run_dir / CHECKPOINTS
+    link = f"{folder} is a link: checkpoints go to {folder.resolve()}" if folder.is_symlink() else ""
+    of_directory = filter(None, [run.lock.note, link, *run.notes_on_task])
     session.services.report.say(describe_plan(run, session, point), INDENT)
     for note in (*point.notes, *found, *of_directory, *run.notes_on_options(session.plan())):
         session.services.report.note(note)

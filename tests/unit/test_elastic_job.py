@@ -80,8 +80,8 @@ class Job:
         try:
             workers = ElasticWorkers(membership)
             with RunLock() as lock:
-                run = opened(self.job, ElasticNumpyBackend(workers, called), (), lock)
-                run = replace(run, keeps_history=self.keeps_history)
+                run = opened(self.job, ElasticNumpyBackend(workers, called), ())
+                run = replace(run, lock=lock, keeps_history=self.keeps_history)
                 outcome = train_in_worlds(run, membership, signals, Watching())
         except BaseException as error:
             outcome = error

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import ClassVar
@@ -58,7 +59,8 @@ class Worker:
         lock.job, lock.generation = JOB, 1
         context = run_context(run_dir, rank=rank)
         model = SimpleNamespace(parameter_shapes={})
-        self.run = SimpleNamespace(context=lambda: context, callbacks=callbacks, lock=lock, model=model)
+        self.run = SimpleNamespace(callbacks=callbacks, lock=lock, model=model)
+        self.run.context = lambda run_dir: replace(context, rank=0, run_dir=run_dir)
         self.run.store = None
         own = [callback for callback in callbacks if callback.every_rank]
         self.session.services.report = Report(context, own) if own else Report()

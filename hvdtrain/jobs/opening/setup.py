@@ -185,8 +185,8 @@ class TrainingRun:
         found = limits.unused_options(self.config, self.job.given, own_optimizer=own, has_eval_data=has_eval)
         return [*found, *limits.unreached_parts(self.config, plan)]
 
-    def context(self) -> RunContext:
-        """Return what callbacks can use of the run, as far as it is known before the run directory."""
+    def context(self, run_dir: Path) -> RunContext:
+        """Return what callbacks can use of the run, as far as it is known before its first step."""
         task_data, workers = self.task_data, self.backend.workers
         return RunContext(
             rank=workers.rank,
@@ -197,12 +197,11 @@ class TrainingRun:
             train_data=task_data.train_data,
             eval_data=first_set(task_data.eval_data),
             eval_sets=sets_of(task_data.eval_data),
+            run_dir=run_dir,
         )
 
 
-def opened(
-    job: JobSpec, backend: Backend, callbacks: Sequence[Any] | None = None, lock: RunLock | None = None
-) -> TrainingRun:
+def opened(job: JobSpec, backend: Backend, callbacks: Sequence[Any] | None = None) -> TrainingRun:
     """Collective. Agree, open the data, build the model; with ``callbacks``, find those of the task too."""
     config, workers = job.config, backend.workers
     hosts = handshake(job, backend)
@@ -228,10 +227,6 @@ def opened(
     if not any(hasattr(data.task, method) for method in (row.loss_method, row.step_method)):
         note = describe_columns(config.framework, backend.model, names_of_batch(data))
         data = replace(data, notes=(*data.notes, *filter(None, [note])))
-    run = TrainingRun(job, backend, data, model, hosts, lock=lock or RunLock())
-    run = run.with_config(learning_rate=limits.learning_rate_of(config, model.own_rates))
-    return (
-        run
-        if callbacks is None
-        else replace(run, callbacks=find_callbacks(data.task, config.task, callbacks))
-    )
+    called = [] if callbacks is None else find_callbacks(data.task, config.task, callbacks)
+    run = TrainingRun(job, backend, data, model, hosts, called)
+    return run.with_config(learning_rate=limits.learning_rate_of(config, model.own_rates))

@@ -55,13 +55,15 @@ class JobSpec:
     best: bool | str = False  # whether init takes the best checkpoint of its run, and by which metric
 
 
-def prepare(layers: list[Layer], task_class: Any = None) -> JobSpec:
+def prepare(layers: list[Layer], task_class: Any = None, best: bool | str = False) -> JobSpec:
     """Do what needs neither another worker nor the user's code: find the task, settle the config."""
     is_torchrun = _join_launch()  # first: the task's code may request the rank when it is loaded
     task_class, config = settle(layers, task_class)
     if is_torchrun and config.framework != "torch":
         remedy = f"Run: horovodrun -np {os.environ['WORLD_SIZE']} python -m hvdtrain ..."
         raise UsageError("torchrun starts workers of PyTorch alone", remedy, everywhere=True)
+    if best and config.init is None:
+        raise UsageError("best chooses a checkpoint of the run that init names", "Give init, too.")
     merged, notes = _merged(layers), tuple[str, ...]()
     configured = any(layer.values for layer in layers if layer.source not in COMMAND_LINE)
     if not merged.get("task") and (configured or merged.get("task_options")):  # it may be forgotten
@@ -73,7 +75,7 @@ def prepare(layers: list[Layer], task_class: Any = None) -> JobSpec:
         notes += tuple(filter(None, [check_patches(found, elastic=is_elastic())]))
     check_host()
     settings = environment.prepare(stall_timeout=config.stall_timeout)
-    return JobSpec(config, task_class, build, settings, notes, given_fields(layers, config), identity)
+    return JobSpec(config, task_class, build, settings, notes, given_fields(layers, config), identity, best)
 
 
 def settle(layers: list[Layer], task_class: Any = None) -> tuple[Any, Config]:

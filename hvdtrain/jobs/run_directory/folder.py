@@ -7,10 +7,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hvdtrain.checkpoints import storage
-from hvdtrain.checkpoints.remote import stored_checkpoints
 from hvdtrain.checkpoints.saver import Saver
-from hvdtrain.checkpoints.storage import Checkpoint
 from hvdtrain.config import Config
 from hvdtrain.errors import ConfigError, EnvironmentFault
 from hvdtrain.host.launcher import is_elastic
@@ -123,12 +120,6 @@ def lock_run(config: Config, workers: Workers, lock: RunLock) -> None:
     run_on_rank_zero(workers, acquire)
 
 
-def note_on_links(run_dir: Path) -> str:
-    """Return a note if checkpoints are written to, and deleted in, a folder elsewhere; else nothing."""
-    folder = run_dir / CHECKPOINTS
-    return f"{folder} is a link: checkpoints go to {folder.resolve()}" if folder.is_symlink() else ""
-
-
 def _check_is_free(path: Path) -> None:
     """Check that a directory holds no run."""
     for name in (METRICS_FILE, SUMMARY_FILE, CHECKPOINTS):
@@ -180,7 +171,7 @@ def begin_in_store(config: Config, workers: Workers, store: "RunStore | None") -
 
     def begin() -> list[str]:
         try:
-            return store.begin(_resumes_in_place(config))
+            return store.begin(resumes_in_place(config))
         except StoreError as error:
             raise EnvironmentFault(f"run_dir: {error.problem}", error.remedy) from None
         except OSError as error:
@@ -189,27 +180,11 @@ def begin_in_store(config: Config, workers: Workers, store: "RunStore | None") -
     return run_on_rank_zero(workers, begin, doing="reading the run directory in the store")
 
 
-def _resumes_in_place(config: Config) -> bool:
+def resumes_in_place(config: Config) -> bool:
     """Return whether to continue from the newest checkpoint of a run directory at a URL."""
     if config.run_dir is None or not is_url(config.run_dir):
         return False
     return config.resume in ("auto", config.run_dir, join(config.run_dir, CHECKPOINTS))
-
-
-def resumed_checkpoint(config: Config) -> Checkpoint:
-    """Find the checkpoint that ``resume`` names, verified; rank 0 has fetched or fetches one at a URL."""
-    assert config.resume is not None
-    if _resumes_in_place(config):
-        return storage.locate(run_folder(config.run_dir))
-    return stored_checkpoints.locate(config.resume)
-
-
-def origin_of(config: Config, path: Path) -> str:
-    """Return where a checkpoint is that a run starts from, as users know it."""
-    folder = run_folder(config.run_dir)
-    if config.run_dir is None or not is_url(config.run_dir) or not path.is_relative_to(folder):
-        return str(path)
-    return shown(join(config.run_dir, *path.relative_to(folder).parts))
 
 
 def publish(session: Session, status: str, signals: Signals) -> str:
