@@ -263,12 +263,7 @@ class Signals:
         self.number: int | None = None  # the signal that requested a stop, if one came
         self._save = False
         self._waits_for_step = False
-        self._end_seconds = math.inf
-
-    def stop_after(self, seconds: float | None) -> None:
-        """Request a stop when so much time has passed, if any is given."""
-        if seconds is not None:
-            self._end_seconds = time.monotonic() + seconds
+        self.end_seconds = math.inf  # when training is to stop, by time.monotonic
 
     @property
     def why(self) -> str:
@@ -277,7 +272,7 @@ class Signals:
             return self.membership.why_stop()
         if self.number is not None:
             return f"{signal.Signals(self.number).name} came"
-        return "max_time is over" if time.monotonic() >= self._end_seconds else ""
+        return "max_time is over" if time.monotonic() >= self.end_seconds else ""
 
     def poll(self) -> ControlFlags:
         """Return what this worker, or its driver, wants all of them to do; a save once for each signal."""
@@ -319,9 +314,14 @@ class Signals:
         if number == signal.SIGUSR1:
             self._save = True
             return
-        if self.membership is not None and number in _LEAVES:
-            self._leave(self.membership, f"{signal.Signals(number).name} came")
-            return
+        if (job := self.membership) is not None and number in _LEAVES:
+            if job.stop_wanted():  # this worker stops with all of them
+                return
+            job.leave(why := f"{signal.Signals(number).name} came")
+            if self._waits_for_step:
+                return
+            self.ignore()
+            raise Removed(why)
         # Once requested to stop in order, this worker does; launchers and schedulers like to ask again.
         if number != signal.SIGINT and (self._waits_for_step or self.number is not None):
             self.number = self.number or number
@@ -329,14 +329,6 @@ class Signals:
         self.ignore()
         self.number = number
         raise Interrupted(number)
-
-    def _leave(self, job: Membership, why: str) -> None:
-        """Leave an elastic job, at a step if it trains; once all are to stop, this worker stops with them."""
-        if not job.stop_wanted():
-            job.leave(why)
-            if not self._waits_for_step:
-                self.ignore()
-                raise Removed(why)
 
 
 @contextmanager

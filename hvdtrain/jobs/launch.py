@@ -205,7 +205,16 @@ def main() -> None:
         os._exit(errors.EXIT_ENVIRONMENT)
     report_begin(rank)
     try:
-        _become(function)
+        # this process looks like the one that launched: its modules can be imported, its command is known
+        sys.path[:] = dict.fromkeys([*function["path"], *sys.path])
+        sys.argv, sys.orig_argv = function["argv"], function["orig_argv"]
+        main_module = sys.modules["__main__"]
+        if function["main_file"] is not None:
+            main_module.__file__ = function["main_file"]
+        elif hasattr(main_module, "__file__"):  # a notebook's classes have no file
+            del main_module.__file__
+        if os.environ.get("MPLBACKEND", "").startswith("module://"):  # it only draws into a notebook
+            del os.environ["MPLBACKEND"]
         call, args, kwargs = cloudpickle.loads(function["call"])
         try:
             result = call(*args, **kwargs)
@@ -226,19 +235,6 @@ def _dumped(value: Any, kind: type[HvdtrainError], problem: str, remedy: str) ->
         return bytes(cloudpickle.dumps(value))
     except Exception as error:
         raise kind(f"{problem}: {type(error).__name__}: {error}", remedy) from error
-
-
-def _become(function: Mapping[str, Any]) -> None:
-    """Let this process look like the one that launched: its modules can be imported, its command is known."""
-    sys.path[:] = dict.fromkeys([*function["path"], *sys.path])
-    sys.argv, sys.orig_argv = function["argv"], function["orig_argv"]
-    main_module = sys.modules["__main__"]
-    if function["main_file"] is not None:
-        main_module.__file__ = function["main_file"]
-    elif hasattr(main_module, "__file__"):  # a notebook's classes have no file
-        del main_module.__file__
-    if os.environ.get("MPLBACKEND", "").startswith("module://"):  # it only draws into a notebook
-        del os.environ["MPLBACKEND"]
 
 
 def _fail(folder: Path, rank: int, error: BaseException) -> None:

@@ -1,6 +1,7 @@
 """How training ends: what was raised, the summary, and the agreement of all workers on it."""
 
 import json
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
@@ -82,7 +83,8 @@ def polling(session: Session, signals: Signals) -> Callable[[], ControlFlags]:
     # A request to stop is reported, and the summary written, at once: a launcher may leave the workers
     # less time than a step and a save take, as mpirun does after Ctrl-C.
     reported = False
-    signals.stop_after(session.config.max_time)
+    if session.config.max_time is not None:
+        signals.end_seconds = time.monotonic() + session.config.max_time
 
     def poll_signals() -> ControlFlags:
         nonlocal reported
