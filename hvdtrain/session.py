@@ -125,14 +125,6 @@ class Services:
 
 
 @dataclass
-class MemoryNeeds:
-    """What a job takes of memory; None before it is known."""
-
-    own: MemoryPlan | None = None  # what this worker takes
-    heaviest: MemoryPlan | None = None  # what the worker takes that takes most
-
-
-@dataclass
 class Session:
     """One run: what the loop is given. The fields from ``memory`` on change while the run trains."""
 
@@ -141,7 +133,8 @@ class Session:
     data: TrainingData  # what the run reads
     services: Services  # what it shows and writes itself with
     state: RunState = field(default_factory=RunState)  # what a checkpoint keeps of the run
-    memory: MemoryNeeds = field(default_factory=MemoryNeeds)  # what it takes of memory
+    memory: MemoryPlan | None = None  # what this worker takes of memory; None before it is known
+    largest_memory: MemoryPlan | None = None  # likewise, of the worker that takes most
     stopped: bool = False  # whether training ended because a worker requested it
     stopped_early: str = ""  # why and where training ended because nothing got better; empty otherwise
     # what any worker requests of all of them, as far as metrics were read, and is not done yet

@@ -127,7 +127,14 @@ class StepResults:
             self._session.raise_deferred()
             if metrics.unused_parameters and not self._unused_are_reported:
                 self._unused_are_reported = True
-                report_unused_parameters(self._session, step, metrics)
+                gathered = self._session.backend.workers.allgather_object(metrics.unused_names)
+                found = [f"{name} on rank {rank}" for rank, names in enumerate(gathered) for name in names]
+                is_split = self._session.config.stages > 1
+                acts = "; with --stages, momentum and weight decay act on it" if is_split else ""
+                self._session.services.report.note(
+                    f"no gradient reached {some(found, 4)} at step {step.step}; where another worker has "
+                    f"one, this counts as zero{acts}"
+                )
             if metrics.statistics.skipped_samples:
                 name_skipped_samples(self._session)
 
@@ -163,8 +170,12 @@ class StepResults:
         workers, is_first = self._session.backend.workers, self._diverged is not None
         own, its = self._diverged or (step, metrics)
         loss = "nan" if its.overflow_exhausted else f"{its.sums['loss']}"
-        data = "" if self._is_local and not is_first else _not_finite_data(self._session, self._plan, own)
-        rate = own.learning_rate
+        data, rate = "", own.learning_rate
+        if is_first or not self._is_local:
+            with suppress(Exception):  # the loss is what is reported
+                place = Progress(own.step - 1, own.samples_before)
+                batch = self._session.data.batch_again(self._plan, place)
+                data = describe_not_finite(batch.arrays, batch.indices) if batch else ""
         gathered = [(own.step, not is_first, not data, workers.rank, workers.host, rate, loss, data)]
         if not self._is_alone:
             with suppress(PeerLostError):  # the loss is what is reported
@@ -224,17 +235,6 @@ def nothing_counts(of: str) -> TaskError:
     )
 
 
-def report_unused_parameters(session: Session, step: StepInfo, metrics: StepMetrics) -> None:
-    """Collective. Name the parameters that got no gradient in a step, on any worker."""
-    gathered = session.backend.workers.allgather_object(metrics.unused_names)
-    found = [f"{name} on rank {rank}" for rank, names in enumerate(gathered) for name in names]
-    acts = "; with --stages, momentum and weight decay act on it" if session.config.stages > 1 else ""
-    session.services.report.note(
-        f"no gradient reached {some(found, 4)} at step {step.step}; where another worker has one, this "
-        f"counts as zero{acts}"
-    )
-
-
 def name_skipped_samples(session: Session) -> None:
     """Collective. Name the first few of the samples that could not be read."""
     skipped = session.data.skipped
@@ -251,11 +251,3 @@ def name_skipped_samples(session: Session) -> None:
 def is_diverged(metrics: StepMetrics) -> bool:
     """Return whether training cannot continue after a step: a worker's NaN or infinity is in the sum."""
     return metrics.overflow_exhausted or not math.isfinite(metrics.sums["loss"])
-
-
-def _not_finite_data(session: Session, plan: TrainingPlan, step: StepInfo) -> str:
-    """Read this worker's samples of a step again; return the first that is not finite, as text."""
-    with suppress(Exception):  # the loss is what is reported
-        batch = session.data.batch_again(plan, Progress(step.step - 1, step.samples_before))
-        return describe_not_finite(batch.arrays, batch.indices) if batch else ""
-    return ""

@@ -2,7 +2,6 @@
 
 import importlib
 import importlib.util
-import inspect
 import pkgutil
 import re
 import sys
@@ -162,14 +161,6 @@ def task_class_of(task: Any) -> Callable[..., Any] | None:
     if task is None or isinstance(task, str):
         return None
     return GivenTask(task) if _is_instance(task) else task
-
-
-def constructor_parameters(task_class: Callable[..., Any]) -> list[str]:
-    """Return the names that a task's constructor takes."""
-    try:
-        return list(inspect.signature(task_class).parameters)
-    except (TypeError, ValueError):
-        return []
 
 
 def task_spec(task: object) -> str:

@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from hvdtrain.backends.base import Backend
 from hvdtrain.backends.hooks import Activities, Clock, LoopHook, LoopHooks, MemoryPeak
 from hvdtrain.callbacks import ON_STEP, ON_WINDOW, SHOULD_STOP, hook_of
 from hvdtrain.checkpoints.saver import BackgroundSaver, Saver
@@ -50,6 +49,9 @@ def seed_training(run: TrainingRun, step: int) -> None:
 def new_session(run: TrainingRun, point: ResumePoint, readers: Readers) -> Session:
     """Collective. Return the run as it stands before anything is written."""
     config, backend, task_data, callbacks = run.config, run.backend, run.task_data, run.callbacks
+    # hooks after which the next step follows what they freeze or thaw
+    own = [hook for hook in (ON_STEP, ON_WINDOW) if any(hook_of(one, hook) for one in callbacks)]
+    watched = {hook for of_rank in backend.workers.allgather_object(own) for hook in of_rank}
     session = Session(
         config=config,
         backend=backend,
@@ -64,7 +66,8 @@ def new_session(run: TrainingRun, point: ResumePoint, readers: Readers) -> Sessi
         services=Services(
             Report(),
             run_folder(config.run_dir),
-            watched=_watched(config, backend, callbacks),
+            keeps_history=run.keeps_history,
+            watched=frozenset(() if backend.workers.is_elastic or config.sync_every else watched),
             rate_factor=_rate_factor(task_data.task, backend.workers),
             stoppers=[callback for callback in callbacks if hook_of(callback, SHOULD_STOP)],
         ),
@@ -96,13 +99,6 @@ def _rate_factor(task: Any, workers: Workers) -> Callable[[TrainingProgress], fl
         remedy = "Compute it from progress.epoch and progress.epochs alone."
         raise TaskError(f"{name} returns other values on other workers", remedy, everywhere=True)
     return factor
-
-
-def _watched(config: Config, backend: Backend, callbacks: Sequence[Any]) -> frozenset[str]:
-    """Collective. Return the callbacks' hooks after which the next step follows what they freeze or thaw."""
-    own = [hook for hook in (ON_STEP, ON_WINDOW) if any(hook_of(one, hook) for one in callbacks)]
-    found = {hook for of_rank in backend.workers.allgather_object(own) for hook in of_rank}
-    return frozenset() if backend.workers.is_elastic or config.sync_every else frozenset(found)
 
 
 def tool_hooks(config: Config) -> list[Callable[[Session], LoopHook]]:
@@ -208,7 +204,6 @@ def entered(
     task_data = run.task_data
     with readers_for(run.config, task_data.train_data, task_data.eval_data) as readers:
         session = new_session(run, point, readers)
-        session.services.keeps_history = run.keeps_history
         found = try_out(session, task_data.task, run.model)
         found = found if with_passes else replace(found, passes=())
         yield session, found

@@ -255,7 +255,7 @@ class Ending:
         if isinstance(error, errors.ENDINGS):
             return cls("failed", None, error)
         doing = f"training failed {where_it_stood(session)}"
-        lack = lack_of_memory(error, doing, session.memory.own)
+        lack = lack_of_memory(error, doing, session.memory)
         named = lack or errors.WorkerFailure(f"{doing}: {where_raised(error)}")
         named.__cause__ = error
         return cls("failed", named.problem, named)

@@ -24,7 +24,7 @@ from hvdtrain.jobs.opening import checkpoint_config
 from hvdtrain.jobs.opening.data_identity import compare_with_checkpoint, same_field, same_task
 from hvdtrain.jobs.opening.setup import TrainingRun
 from hvdtrain.jobs.run_directory.folder import CHECKPOINTS, begin_in_store, lock_run, resumes_in_place
-from hvdtrain.jobs.serving.checkpoint import chosen_checkpoint, place_of
+from hvdtrain.jobs.serving.checkpoint import chosen_checkpoint
 from hvdtrain.session import location_of, versions_with
 from hvdtrain.storage.files import run_folder
 from hvdtrain.storage.text import counted, with_urls
@@ -123,7 +123,7 @@ def _find(run: TrainingRun, use: Callable[[PortableState], None]) -> ResumePoint
     begun = 0 if config.resume == "auto" else None  # the directory may hold a run without a checkpoint
     if config.init is None:
         return ResumePoint(resumed_step=begun, notes=tuple(notes))
-    found = stored_checkpoints.locate(chosen_checkpoint(place_of(config.init), run.job.best))
+    found = stored_checkpoints.locate(chosen_checkpoint(config.init, run.job.best))
     state, is_ema = checkpoint_config.read_weights(found)
     use(state)
     what = "EMA weights" if is_ema else "weights"

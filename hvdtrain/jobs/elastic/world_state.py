@@ -15,7 +15,6 @@ from hvdtrain.data.eval_sets import sets_of
 from hvdtrain.data.training_data import SkippedSamples
 from hvdtrain.errors import EnvironmentFault
 from hvdtrain.jobs.entering import report_of, saver_of
-from hvdtrain.jobs.failures import forget_causes
 from hvdtrain.jobs.opening.setup import TrainingRun
 from hvdtrain.jobs.resume import ResumePoint, find_start
 from hvdtrain.jobs.run_directory.folder import CHECKPOINTS
@@ -140,7 +139,6 @@ def take_over_run(run: TrainingRun, session: Session, world: World) -> list[str]
         raise EnvironmentFault(
             f"cannot continue with the run directory {services.run_dir}: {error}"
         ) from None
-    forget_causes(services.run_dir)
     return notes
 
 

@@ -229,10 +229,8 @@ def _check_options(task_class: Callable[..., Any], spec: str, options: Mapping[s
 
 def notes_on_members(task: Any) -> list[str]:
     """Return notes on members of a task that are misspelt, or that other trainers have."""
-    return [
-        f"the task has {_own_name(task, name)}, which hvdtrain does not know; {meant}"
-        for name, meant in unknown_members(task).items()
-    ]
+    found = unknown_members(task).items()
+    return [f"the task has {name}, which hvdtrain does not know; {meant}" for name, meant in found]
 
 
 def unknown_members(task: Any) -> dict[str, str]:
@@ -252,10 +250,12 @@ def unknown_members(task: Any) -> dict[str, str]:
             if name in MEMBERS or name in read or name.startswith("_"):
                 continue
             near = difflib.get_close_matches(name.lower(), MEMBERS, n=1, cutoff=_NEAR)
+            is_method = callable(inspect.getattr_static(task, name, None))  # a property is not computed
+            own_name = f"{name}()" if is_method else name
             if advice := advice_for(name, TASK_ADVICE):
-                found[name] = advice
+                found[own_name] = advice
             elif near and members.get(near[0]) is None:
-                found[name] = f"did you mean {near[0]}{'' if near[0] in ATTRIBUTES else '()'}?"
+                found[own_name] = f"did you mean {near[0]}{'' if near[0] in ATTRIBUTES else '()'}?"
     return found
 
 
@@ -263,10 +263,5 @@ def _hint_at(task: Any, missing: str) -> str:
     """Return what a task may have in place of a member that it lacks, as a sentence; empty if nothing is."""
     for name, meant in unknown_members(task).items():
         if re.search(rf"\b{missing}\b", meant):
-            return f"It has {_own_name(task, name)}: {meant}"
+            return f"It has {name}: {meant}"
     return ""
-
-
-def _own_name(task: Any, name: str) -> str:
-    is_method = callable(inspect.getattr_static(task, name, None))  # a property is not computed
-    return f"{name}()" if is_method else name

@@ -45,8 +45,8 @@ class Dry:
 def try_out(session: Session, task: Any, model: ModelInfo) -> Dry:
     """Collective. Do the dry run, which precedes whatever is written, and plan the memory with it."""
     ACTIVITY.enter("in the dry run", is_long=True)
-    memory, backend = session.memory, session.backend
-    workers, stages = backend.workers, model.stage_shapes
+    backend, stages = session.backend, model.stage_shapes
+    workers = backend.workers
     stage = workers.rank % len(stages) if stages else 0
     plan = memory_plan(
         stages[stage] if stages else model.parameter_shapes,
@@ -57,14 +57,13 @@ def try_out(session: Session, task: Any, model: ModelInfo) -> Dry:
         micro_batch=session.plan().batch.micro_batch,
         own_slots=None if model.own_rates is None else model.slot_bytes,
     )
-    memory.own = plan = replace(plan, stage=stage + 1) if stages else plan
+    session.memory = plan = replace(plan, stage=stage + 1) if stages else plan
     found = dry_run(session, task, plan)
     device = backend.device_memory()
-    memory.own = replace(plan, taken=peak_bytes() if device is None else device.peak)
-    is_split = session.config.stages > 1
-    plans: list[MemoryPlan] = workers.allgather_object(memory.own) if is_split else [memory.own]
-    memory.heaviest = max(plans, key=lambda one: one.total_bytes)
-    return replace(found, notes=(*notes_on_memory(memory.heaviest, backend), *found.notes))
+    session.memory = plan = replace(plan, taken=peak_bytes() if device is None else device.peak)
+    plans: list[MemoryPlan] = workers.allgather_object(plan) if session.config.stages > 1 else [plan]
+    session.largest_memory = largest = max(plans, key=lambda one: one.total_bytes)
+    return replace(found, notes=(*notes_on_memory(largest, backend), *found.notes))
 
 
 def notes_on_memory(plan: MemoryPlan, backend: Backend) -> list[str]:

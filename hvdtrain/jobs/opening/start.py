@@ -1,9 +1,10 @@
 """Starting a job: its config and its task's class, then its backend with workers that are watched."""
 
+import inspect
 import os
 import platform
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,7 +34,7 @@ from hvdtrain.host.launcher import (
 from hvdtrain.jobs import failures
 from hvdtrain.jobs.compatibility import Job, check
 from hvdtrain.session import versions_with
-from hvdtrain.task import constructor_parameters, load_task_class
+from hvdtrain.task import load_task_class
 from hvdtrain.workers.activity import ACTIVITY
 from hvdtrain.workers.agreement import WorkerPlace, assert_consistent
 from hvdtrain.workers.seeding import seed_generators
@@ -91,9 +92,10 @@ def settle(layers: list[Layer], task_class: Any = None) -> tuple[Any, Config]:
         raise TaskError(f"the defaults of task {spec} must be a mapping, found {defaults!r}")
     if hasattr(task_class, "learning_rate_factor"):
         defaults = {"lr_schedule": "task", **defaults}
-    config = resolve(
-        [Layer(f"defaults of task {spec}", defaults), *layers], constructor_parameters(task_class)
-    )
+    parameters: Iterable[str] = ()
+    with suppress(TypeError, ValueError):  # of a class that does not say what it takes
+        parameters = inspect.signature(task_class).parameters
+    config = resolve([Layer(f"defaults of task {spec}", defaults), *layers], [*parameters])
     check(Job(config), everywhere=False)
     check_installed(config.track)
     return task_class, config

@@ -105,17 +105,15 @@ def lock_run(config: Config, workers: Workers, lock: RunLock) -> None:
     """Collective. Lock the run directory that the config names, if it holds a run: before it is read."""
 
     def acquire() -> None:
-        if config.run_dir is None:
-            return
         path = run_folder(config.run_dir)
-        is_stored = is_url(config.run_dir)
-        if is_stored or (path.is_dir() and (config.resume or (path / LOCK_FILE).exists())):
-            try:
-                if is_stored:
-                    path.mkdir(parents=True, exist_ok=True)
-                lock.acquire(path)
-            except OSError as error:
-                raise EnvironmentFault(f"cannot lock the run directory: {error}") from None
+        try:
+            if is_url(config.run_dir):
+                path.mkdir(parents=True, exist_ok=True)
+            elif not (config.run_dir and path.is_dir() and (config.resume or (path / LOCK_FILE).exists())):
+                return
+            lock.acquire(path)
+        except OSError as error:
+            raise EnvironmentFault(f"cannot lock the run directory: {error}") from None
 
     run_on_rank_zero(workers, acquire)
 

@@ -126,7 +126,10 @@ def config_text(config: Config, run_dir: Path, provenance: Provenance | None = N
     with suppress(OSError):
         path = os.path.abspath(path)
     own, task = provenance.record, provenance.task_file
-    again = shlex.join([*_launcher(provenance.hosts), "python", "-m", "hvdtrain", path])
+    slots, workers = Counter(provenance.hosts), len(provenance.hosts)  # as many workers on the same hosts
+    where = ["-H", ",".join(f"{host}:{count}" for host, count in slots.items())] if len(slots) > 1 else []
+    launcher = ["horovodrun", "-np", str(workers), *where] if workers > 1 else []
+    again = shlex.join([*launcher, "python", "-m", "hvdtrain", path])
     lines = [
         f"this file does not repeat the run: {provenance.missing}"
         if provenance.missing
@@ -209,12 +212,3 @@ def _absolute(config: Config) -> dict[str, Any]:
         if options:
             fields["task_options"] = {**config.task_options, **options}
     return fields
-
-
-def _launcher(hosts: Sequence[str]) -> list[str]:
-    """Return the words that start as many workers on the same hosts; none for one worker."""
-    if len(hosts) == 1:
-        return []
-    slots = Counter(hosts)
-    where = ["-H", ",".join(f"{host}:{count}" for host, count in slots.items())] if len(slots) > 1 else []
-    return ["horovodrun", "-np", str(len(hosts)), *where]

@@ -88,7 +88,8 @@ class Call:
 def given_path(text: str | Path, what: str = "") -> PathOrUrl:
     """Return a path or URL as a user gave it, with ``~`` and variables replaced."""
     try:
-        return place_of(expand_path(str(text)))
+        expanded = expand_path(str(text))
+        return check_url(expanded) if is_url(expanded) else Path(expanded)
     except ValueError as error:
         raise UsageError(f"{what}{shown(text)}: {error}") from None
 
@@ -135,11 +136,12 @@ def chosen_checkpoint(path: Path | str, best: bool | str) -> Path | str:
     """Return the path to look for a checkpoint at: of equally good ones the first. Local: no collective."""
     if not best:
         return path
-    if isinstance(path, str):
-        manifests: Mapping[Any, Manifest] = manifests_in(path)
+    if is_url(path):
+        manifests: Mapping[Any, Manifest] = manifests_in(str(path))
     else:
+        folder = Path(path)
         try:
-            paths = [*storage.checkpoints_in(path / CHECKPOINTS), *storage.checkpoints_in(path)]
+            paths = [*storage.checkpoints_in(folder / CHECKPOINTS), *storage.checkpoints_in(folder)]
         except OSError as error:
             raise EnvironmentFault(f"cannot read {path}: {error.strerror or error}") from None
         read = {one: storage.read_manifest(one) for one in paths}
@@ -306,8 +308,3 @@ def put_into_place(written: Path, output: Path) -> None:
             os.replace(part, place)
         except OSError as error:
             raise EnvironmentFault(f"cannot write {place}: {error.strerror or error}") from None
-
-
-def place_of(text: str) -> PathOrUrl:
-    """Return a URL without slashes at its end, and the path of anything else."""
-    return check_url(text) if is_url(text) else Path(text)

@@ -148,7 +148,7 @@ def export_checkpoint(
 def _open(
     job: JobSpec, backend: Backend, place: PathOrUrl, found: Checkpoint
 ) -> tuple[Checkpoint, bool, list[str], list[HostBatch]]:
-    """Build the model with the checkpoint's weights."""
+    """Build the model with the checkpoint's weights; read batches of several sizes from all of the data."""
     task = new_task(job)
     opened, _ = open_data(task, job.config, "eval_data")
     data = first_set(opened)
@@ -158,21 +158,16 @@ def _open(
         raise DataError(f"task {job.config.task} has no data to compare outputs on")
     build(job.config, task, backend)
     found, is_ema, notes = load_verified(place, found, backend, job.config)
-    return found, is_ema, notes, _batches(data, job.config)
-
-
-def _batches(dataset: Any, config: Config) -> list[HostBatch]:
-    """Return batches of several sizes, of consecutive samples from different places of the data."""
-    read = LocalFetch(dataset, skip=config.on_bad_sample == "skip")
-    size = min(max(config.eval_batch_size or config.batch_size, 2), _MOST_COMPARED)
-    samples = 1 if isinstance(dataset, Stream) else len(dataset)  # that can be read by their index
+    read = LocalFetch(data, skip=job.config.on_bad_sample == "skip")
+    size = min(max(job.config.eval_batch_size or job.config.batch_size, 2), _MOST_COMPARED)
+    samples = 1 if isinstance(data, Stream) else len(data)  # that can be read by their index
     batches = []
     for start, count in ((0, size), (samples // 2, size), (max(0, samples - 2), 2), (samples // 3, 1)):
         indices = (start + np.arange(count, dtype=np.int64)) % samples
         arrays = {name: array[None] for name, array in read(indices)[0].items()}
         weights = np.ones((1, count), np.float32)
         batches.append(HostBatch(0, arrays, weights, float(count), indices[None]))
-    return batches
+    return found, is_ema, notes, batches
 
 
 def _write(
