@@ -30,17 +30,9 @@ class Job:
     """An elastic job whose workers train the digits in this process."""
 
     def __init__(self, folder: Path, **fields) -> None:
-        given = {
-            "framework": "numpy",
-            "steps": 10,
-            "global_batch_size": 64,
-            "log_every": 2,
-            "eval_every": 4,
-            "save_every": 4,
-            "run_dir": str(folder / "run"),
-            **fields,
-        }
         self.run_dir = folder / "run"
+        given = {"framework": "numpy", "steps": 10, "global_batch_size": 64, "run_dir": str(self.run_dir)}
+        given |= {"log_every": 2, "eval_every": 4, "save_every": 4, **fields}
         self.job = prepare([Layer("test", given)], NumpyDigits)
         self.driver = FakeDriver()
         self.outcomes: dict[str, object] = {}
@@ -123,6 +115,11 @@ def job_in(tmp_path, monkeypatch):
         job.end()
 
 
+def at_step(number: int, happen):
+    """Let something happen before a step of the worker "a"."""
+    return lambda *place: happen() if place == ("a", "train_step", number) else None
+
+
 def test_a_worker_that_loses_the_others_when_training_is_complete_has_its_summary_too(job_in, monkeypatch):
     def end_late(session, summary):
         found = end_together(session, summary)
@@ -138,10 +135,8 @@ def test_a_worker_that_loses_the_others_when_training_is_complete_has_its_summar
     # "b" may ask for another world before "a" has left this one: then both enter one, which is reported
     kept = [line for line in job.outcomes["a"].history if line["phase"] != "event"]
     assert [(line["phase"], line["step"]) for line in kept] == [("train", 2), ("train", 3), ("eval", 3)]
-    assert job.outcomes["a"].history == job.outcomes["b"].history
-    assert job.outcomes["a"].best == job.outcomes["b"].best
-    assert job.outcomes["a"].final == job.outcomes["b"].final
-    assert job.outcomes["a"].checkpoint == job.outcomes["b"].checkpoint is not None
+    for name in ("history", "best", "final", "checkpoint"):
+        assert getattr(job.outcomes["a"], name) == getattr(job.outcomes["b"], name) is not None
     assert job.memberships["b"].said[-1] == ("done", 0)
 
 
@@ -157,13 +152,8 @@ def test_a_checkpoint_that_was_lost_with_its_rank_zero_is_written_by_the_next(jo
         return write(folder, state, manifest, check)
 
     monkeypatch.setattr(storage, "write", slow)
-
-    def before(name: str, call: str, number: int) -> None:
-        if (name, call, number) == ("a", "train_step", 6):
-            job.kill(name)
-
     job.loses_saves = True
-    job.run("a", "b", before=before)
+    job.run("a", "b", before=at_step(6, lambda: job.kill("a")))
     assert job.outcomes["b"].status == "completed"
     assert lost == [4]
     assert job.saved() in ([5, 7], [4, 7])  # as far as the other worker came before the loss
@@ -212,11 +202,10 @@ def test_a_worker_that_has_trained_does_not_start_anew(job_in):
 def test_a_signal_to_the_launcher_stops_all_of_them_saved(job_in):
     job = job_in()
 
-    def before(name: str, call: str, number: int) -> None:
-        if (name, call, number) == ("a", "train_step", 6):
-            job.driver.why_stop, job.driver.stop = "SIGTERM came", 15
+    def stop() -> None:
+        job.driver.why_stop, job.driver.stop = "SIGTERM came", 15
 
-    job.run("a", "b", before=before)
+    job.run("a", "b", before=at_step(6, stop))
     assert [type(outcome) for outcome in job.outcomes.values()] == [Stopped, Stopped]
     assert job.saved()[-1] in (7, 8)
     summary = json.loads((job.run_dir / "summary.json").read_text())
@@ -226,11 +215,10 @@ def test_a_signal_to_the_launcher_stops_all_of_them_saved(job_in):
 def test_an_error_of_the_code_is_told_and_summarised(job_in):
     job = job_in()
 
-    def before(name: str, call: str, number: int) -> None:
-        if (name, call, number) == ("a", "train_step", 5):
-            raise ValueError("a bug")
+    def fail() -> None:
+        raise ValueError("a bug")
 
-    job.run("a", before=before)
+    job.run("a", before=at_step(5, fail))
     assert isinstance(job.outcomes["a"], WorkerFailure)
     (kind, error) = job.memberships["a"].said[-1]
     assert (kind, "a bug" in error.problem) == ("failed", True)
