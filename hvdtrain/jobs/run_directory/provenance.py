@@ -148,7 +148,10 @@ def config_text(config: Config, run_dir: Path, provenance: Provenance | None = N
 def keep(provenance: Provenance, run_dir: Path, step: int, source_dir: Path | None) -> list[str]:
     """Write a start to provenance.jsonl, keep a copy of the task's file; return what to report."""
     notes, copy, task = list[str](), "", provenance.task_file
-    before = last_start(source_dir) if source_dir is not None else {}
+    before: dict[str, Any] = {}
+    with suppress(OSError):
+        lines = lines_of(source_dir / PROVENANCE_FILE) if source_dir is not None else ()
+        before = next(reversed([*filter(None, map(parse_line, lines))]), {})
     old = before.get("task_file")
     old = old if isinstance(old, dict) else {}
     if task and old.get("sha256", task["sha256"]) != task["sha256"]:
@@ -171,13 +174,6 @@ def keep(provenance: Provenance, run_dir: Path, step: int, source_dir: Path | No
     if problem is not None:
         notes.append(f"cannot write {run_dir / PROVENANCE_FILE}: {problem.strerror or problem}")
     return notes
-
-
-def last_start(run_dir: Path) -> dict[str, Any]:
-    """Return what provenance.jsonl says of the last start of a run; empty if it says nothing."""
-    with suppress(OSError):
-        return next(reversed([*filter(None, map(parse_line, lines_of(run_dir / PROVENANCE_FILE)))]), {})
-    return {}
 
 
 def _copy(provenance: Provenance, run_dir: Path) -> str:
