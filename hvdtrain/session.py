@@ -220,13 +220,9 @@ class Session:
         before = self.state.progress
         after = self.data.position_after(plan, before.samples, taken)
         self.state.progress = Progress(before.step + 1, after)
-        step = self.step_info(learning_rate, before.samples)
-        self.note_step_done(step)
+        self.state.last_step = step = self.step_info(learning_rate, before.samples)
+        self.state.step_end = StepEnd.STEPPED
         return step
-
-    def note_step_done(self, step: StepInfo) -> None:
-        """Take note that a step is done, and nothing of what is due after it."""
-        self.state.last_step, self.state.step_end = step, StepEnd.STEPPED
 
     def step_info(self, learning_rate: float, samples_before: int | None = None) -> StepInfo:
         """Return where training stands now."""

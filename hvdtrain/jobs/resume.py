@@ -23,7 +23,7 @@ from hvdtrain.errors import CheckpointError, EnvironmentFault
 from hvdtrain.jobs.opening import checkpoint_config
 from hvdtrain.jobs.opening.data_identity import compare_with_checkpoint, same_field, same_task
 from hvdtrain.jobs.opening.setup import TrainingRun
-from hvdtrain.jobs.run_directory.folder import CHECKPOINTS, begin_in_store, lock_run, resumes_in_place
+from hvdtrain.jobs.run_directory.folder import CHECKPOINTS, claim_run, resumes_in_place
 from hvdtrain.jobs.serving.checkpoint import chosen_checkpoint
 from hvdtrain.session import location_of, versions_with
 from hvdtrain.storage.files import run_folder
@@ -227,8 +227,7 @@ def _describe(value: Any) -> str:
 def find_start(run: TrainingRun, is_as_built: bool = True) -> ResumePoint:
     """Collective. Find where to start from, load it into every worker, return it with all notes so far."""
     config, workers, store = run.config, run.backend.workers, run.store
-    lock_run(config, workers, run.lock)  # before a checkpoint in it is read
-    of_store = begin_in_store(config, workers, store)
+    of_store = claim_run(config, workers, run.lock, store)
     ACTIVITY.enter("reading the checkpoint", is_long=True)
     point = restore(run, is_as_built)
     if config.keep_best is not None and store is not None and point.resumed_step is not None:

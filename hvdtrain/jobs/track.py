@@ -68,25 +68,20 @@ def track_runs(
     for note in notes:
         say(f"note: {note}")
     for run in map(read_run, paths):
-        for name in _trackers_for(run, names):
+        try:
+            found: Any = split_trackers(list(names) or run.config.get("track") or [])
+        except ValueError as error:
+            raise UsageError(f"{'--to' if names else run.path}: {error}") from None
+        chosen = senders(found) if isinstance(found, tuple) else []
+        if names and len(chosen) < len(found):
+            remedy = f"tensorboard --logdir {run.path}"
+            raise UsageError("--to tensorboard: TensorBoard reads the files itself, nothing is sent", remedy)
+        if not chosen:
+            known = " or --to ".join(senders(TRACKERS))
+            raise UsageError(f"{run.path}: the run's config names no tracker", f"Add --to {known}.")
+        check_installed(chosen)
+        for name in chosen:
             _send(run, name, with_checkpoints, say)
-
-
-def _trackers_for(run: StoredRun, names: Sequence[str]) -> list[str]:
-    """Return the trackers to send a run to."""
-    try:
-        found: Any = split_trackers(list(names) or run.config.get("track") or [])
-    except ValueError as error:
-        raise UsageError(f"{'--to' if names else run.path}: {error}") from None
-    chosen = senders(found) if isinstance(found, tuple) else []
-    if names and len(chosen) < len(found):
-        remedy = f"tensorboard --logdir {run.path}"
-        raise UsageError("--to tensorboard: TensorBoard reads the files itself, nothing is sent", remedy)
-    if not chosen:
-        known = " or --to ".join(senders(TRACKERS))
-        raise UsageError(f"{run.path}: the run's config names no tracker", f"Add --to {known}.")
-    check_installed(chosen)
-    return chosen
 
 
 def _send(run: StoredRun, name: str, with_checkpoints: bool, say: Callable[[str], None]) -> None:

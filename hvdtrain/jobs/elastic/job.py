@@ -91,12 +91,12 @@ class _Worlds:
         """Train in one world after another; return the summary of training that is complete."""
         session, membership = self._session, self._membership
 
-        def report(ending: outcome.Ending) -> None:
-            if isinstance(ending.error, errors.Stopped | errors.Removed) or membership.lost_lease:
+        def report(status: str, problem: str | None, error: BaseException) -> None:
+            if isinstance(error, errors.Stopped | errors.Removed) or membership.lost_lease:
                 return  # it is reported already, or this worker may not write
             with outcome.errors_noted(session.services.report):
                 session.services.saver.finish(outcome.LAST_SAVE_SECONDS)  # the summary names it
-            session.services.report.on_end(outcome.summarise(session, ending.status, ending.problem))
+            session.services.report.on_end(outcome.summarise(session, status, problem))
 
         with outcome.early_end_reported(session, membership.explain, report, membership.failed):
             while (summary := self._trained_in_next_world()) is None:

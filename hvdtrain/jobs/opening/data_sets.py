@@ -15,14 +15,7 @@ from hvdtrain.config import Config
 from hvdtrain.config.field_names import TASK_ADVICE, advice_for
 from hvdtrain.data.datasets import ArrayDataset, as_dataset, fetch, signature
 from hvdtrain.data.drawn import unordered
-from hvdtrain.data.eval_sets import (
-    EvalSets,
-    by_words,
-    check_not_bare_sets,
-    fetch_with_name,
-    name_the_set,
-    set_words,
-)
+from hvdtrain.data.eval_sets import by_words, fetch_with_name, name_the_set
 from hvdtrain.data.fingerprint import columns_of
 from hvdtrain.data.numeric import all_bits, merged_by_cast
 from hvdtrain.data.order import order_identity
@@ -30,7 +23,7 @@ from hvdtrain.data.readers import Fetch, LocalFetch
 from hvdtrain.data.stream import Stream
 from hvdtrain.errors import DataError, TaskError
 from hvdtrain.host.frameworks import FRAMEWORKS
-from hvdtrain.jobs.opening.data_identity import DATA, METHODS
+from hvdtrain.jobs.opening.data_identity import METHODS
 from hvdtrain.session import Session
 from hvdtrain.storage.text import counted, did_you_mean, some
 from hvdtrain.task import ATTRIBUTES, MEMBERS, Arrays, GivenTask
@@ -83,23 +76,10 @@ _VALUES = 1 << 21  # of an array that are compared
 _READ = 64  # samples of other data
 
 
-def open_sets(source: Any, collate: Any, config: Config, method: str) -> tuple[Any, dict[str, Any]]:
-    """Open data and check that they can be read; return what must be equal on all workers, too. Local."""
-    if method == "eval_data":
-        check_not_bare_sets(source, collates=collate is not None)
-    if method != "eval_data" or not isinstance(source, EvalSets):
-        return _open_set(source, collate, config, DATA[method])
-    opened, values = {}, {"names of the evaluation sets": ", ".join(source)}
-    for name, one in source.items():
-        opened[name], found = _open_set(one, collate, config, set_words(name), is_named=True)
-        values |= found
-    return EvalSets(opened), values
-
-
-def _open_set(
+def open_set(
     source: Any, collate: Any, config: Config, what: str, is_named: bool = False
 ) -> tuple[Any, dict[str, Any]]:
-    """Open a data set; ``what`` it is called stands in errors."""
+    """Open a data set, which must be readable, with what of it must be equal on all workers. Local."""
     try:
         dataset = as_dataset(source, collate=collate)
     except Exception as error:

@@ -86,7 +86,14 @@ def dry_run(session: Session, task: Any, memory: MemoryPlan | None = None) -> Dr
         passes = list(_passes(session, task, memory))
         if passes:
             again = session.data.train_batch(session.plan(), session.state.progress)
-            reused = _reused_memory(session)
+            data = by_words(session.data.training, session.data.evaluation).items()
+            if names := [(words, name) for words, one in data if (name := reused_array(one))]:
+                words, name = names[0]
+                reused = DataError(
+                    f"reading a sample of the {words} changes {name!r} of the one that was read before: both "
+                    "lie in the same memory, so all samples of a batch become the last one",
+                    "Return an array of its own for each sample, such as buffer.copy().",
+                )
     errors = [reused, *(checks.find_error(one, None if one is passes[0] else passes[0]) for one in passes)]
     errors += [comparing_error_of(session, task, one.what, one.comparing) for one in passes]
     for one in passes:
@@ -128,18 +135,6 @@ def check_alone(session: Session, task: Any) -> None:
                 found = "" if failed else session.backend.find_comparing(batch, training=False)
             error = error or comparing_error_of(session, task, what, found)
     share_findings(workers, error, {})
-
-
-def _reused_memory(session: Session) -> HvdtrainError | None:
-    """Return the error of data that give several samples in the same memory. Local."""
-    for words, dataset in by_words(session.data.training, session.data.evaluation).items():
-        if name := reused_array(dataset):
-            return DataError(
-                f"reading a sample of the {words} changes {name!r} of the one that was read before: both lie "
-                "in the same memory, so all samples of a batch become the last one",
-                "Return an array of its own for each sample, such as buffer.copy().",
-            )
-    return None
 
 
 def reused_array(dataset: Any) -> str:

@@ -13,7 +13,7 @@ from hvdtrain.callbacks import RunContext, find_callbacks
 from hvdtrain.config import Config
 from hvdtrain.data.augment import Mixed
 from hvdtrain.data.drawn import Ordered, draws_of, lengths_of
-from hvdtrain.data.eval_sets import by_words, first_set, sets_of
+from hvdtrain.data.eval_sets import EvalSets, by_words, check_not_bare_sets, first_set, set_words, sets_of
 from hvdtrain.data.feed import HostBatch
 from hvdtrain.data.fingerprint import columns_of
 from hvdtrain.data.numeric import set_float_bits
@@ -96,7 +96,16 @@ def open_data(task: Any, config: Config, method: str, collate: Any = None) -> tu
         source = getattr(task, method)()
         if source is None:
             return None, {f"size of the {DATA[method]}": 0}
-        return data_sets.open_sets(source, collate or getattr(task, "collate", None), config, method)
+        collate = collate or getattr(task, "collate", None)
+        if method == "eval_data":
+            check_not_bare_sets(source, collates=collate is not None)
+        if method != "eval_data" or not isinstance(source, EvalSets):
+            return data_sets.open_set(source, collate, config, DATA[method])
+        sets, values = {}, {"names of the evaluation sets": ", ".join(source)}
+        for name, one in source.items():
+            sets[name], found = data_sets.open_set(one, collate, config, set_words(name), is_named=True)
+            values |= found
+        return EvalSets(sets), values
 
 
 def names_of_batch(task_data: TaskData) -> list[str]:

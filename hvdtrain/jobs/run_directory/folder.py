@@ -57,7 +57,13 @@ def open_run(
     try:
         path = run_on_rank_zero(workers, prepare)
         if lock.job:
-            lock.note = lock.note or _note_on_sharing(workers, path, lock)
+            gathered = workers.allgather_object((workers.host, workers.rank == 0 or lock.is_of_job(path)))
+            if hosts := sorted({host for host, is_seen in gathered if not is_seen}):
+                lock.note = lock.note or (
+                    f"{', '.join(hosts)} cannot see the run directory {path}: if rank 0 is lost and a worker "
+                    "there takes its place, it is made anew there, without what was written before; put it "
+                    "on a shared file system"
+                )
     except BaseException:
         if report is not None:
             report.close()
@@ -89,33 +95,25 @@ def _make_or_cut_back(
     return path
 
 
-def _note_on_sharing(workers: Workers, path: Path, lock: RunLock) -> str:
-    """Collective. Return a note if some workers of an elastic job do not see its run directory."""
-    gathered = workers.allgather_object((workers.host, workers.rank == 0 or lock.is_of_job(path)))
-    hosts = sorted({host for host, is_seen in gathered if not is_seen})
-    if not hosts:
-        return ""
-    return (
-        f"{', '.join(hosts)} cannot see the run directory {path}: if rank 0 is lost and a worker there takes "
-        "its place, it is made anew there, without what was written before; put it on a shared file system"
-    )
-
-
-def lock_run(config: Config, workers: Workers, lock: RunLock) -> None:
+def claim_run(config: Config, workers: Workers, lock: RunLock, store: "RunStore | None") -> list[str]:
     """Collective. Lock the run directory that the config names, if it holds a run: before it is read."""
+    # Of one at a URL, the working copy is brought to where the run stands.
 
-    def acquire() -> None:
+    def claim() -> list[str]:
         path = run_folder(config.run_dir)
         try:
-            if is_url(config.run_dir):
+            if store is not None:
                 path.mkdir(parents=True, exist_ok=True)
             elif not (config.run_dir and path.is_dir() and (config.resume or (path / LOCK_FILE).exists())):
-                return
+                return []
             lock.acquire(path)
+            return [] if store is None else store.begin(resumes_in_place(config))
+        except StoreError as error:
+            raise EnvironmentFault(f"run_dir: {error.problem}", error.remedy) from None
         except OSError as error:
-            raise EnvironmentFault(f"cannot lock the run directory: {error}") from None
+            raise EnvironmentFault(f"cannot use {path} for the run directory: {error}") from None
 
-    run_on_rank_zero(workers, acquire)
+    return run_on_rank_zero(workers, claim, "" if store is None else "reading the run directory in the store")
 
 
 def _check_is_free(path: Path) -> None:
@@ -160,22 +158,6 @@ def storing(config: Config) -> "Iterator[RunStore | None]":
         yield store
     finally:
         store.close(0.0)  # if the job ended before it trained
-
-
-def begin_in_store(config: Config, workers: Workers, store: "RunStore | None") -> list[str]:
-    """Collective. Claim a run directory at a URL; bring its working copy to where the run stands."""
-    if store is None:
-        return []
-
-    def begin() -> list[str]:
-        try:
-            return store.begin(resumes_in_place(config))
-        except StoreError as error:
-            raise EnvironmentFault(f"run_dir: {error.problem}", error.remedy) from None
-        except OSError as error:
-            raise EnvironmentFault(f"cannot make the working copy of {shown(store.url)}: {error}") from None
-
-    return run_on_rank_zero(workers, begin, doing="reading the run directory in the store")
 
 
 def resumes_in_place(config: Config) -> bool:
