@@ -120,8 +120,18 @@ def launch(
     command = [horovodrun_path(), *([f"--{controller}"] if controller else []), "-np", str(np)]
     command += ["-H", hosts or f"localhost:{np}", sys.executable, "-m", "hvdtrain.jobs.launch"]
     is_local = names <= {"localhost", "127.0.0.1", host_name()}
+    problem = "the function or its arguments cannot be sent to the workers"
+    advice = "Open files, connections, locks and models on a GPU inside of the function."
+    main_file = getattr(sys.modules.get("__main__"), "__file__", None)
+    function = {
+        "call": _dumped((fn, tuple(args), dict(kwargs or {})), UsageError, problem, advice),
+        "path": [os.path.abspath(path) for path in sys.path],
+        "argv": sys.argv,
+        "orig_argv": sys.orig_argv,
+        "main_file": main_file and os.path.abspath(main_file),
+    }
     with exchange_folder(shared=not is_local) as folder:
-        (folder / FUNCTION).write_bytes(_function(fn, args, kwargs))
+        (folder / FUNCTION).write_bytes(pickle.dumps(function))
         code = run_command(command, _environment(folder))
         if not code and (folder / RESULT).exists():
             return pickle.loads((folder / RESULT).read_bytes())
@@ -146,21 +156,6 @@ def _check(fn: Any, np: Any, controller: Any) -> None:
             "Call the function itself, or start the script without a launcher.",
             everywhere=True,
         )
-
-
-def _function(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> bytes:
-    """Return what the workers need to call the function."""
-    problem = "the function or its arguments cannot be sent to the workers"
-    advice = "Open files, connections, locks and models on a GPU inside of the function."
-    main_file = getattr(sys.modules.get("__main__"), "__file__", None)
-    found = {
-        "call": _dumped((fn, tuple(args), dict(kwargs or {})), UsageError, problem, advice),
-        "path": [os.path.abspath(path) for path in sys.path],
-        "argv": sys.argv,
-        "orig_argv": sys.orig_argv,
-        "main_file": main_file and os.path.abspath(main_file),
-    }
-    return pickle.dumps(found)
 
 
 def _environment(folder: Path) -> dict[str, str]:
