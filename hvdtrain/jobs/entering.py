@@ -141,8 +141,8 @@ def open_services(run: TrainingRun, session: Session, point: ResumePoint) -> Non
     session.state.tracking_id = tracking_id = agree_on_id(config, workers, known, in_place)
 
     def make_report(run_dir: Path) -> RunReport:
-        facts: dict[str, Any] = {"changes": point.changes, "origin": point.origin, "provenance": provenance}
-        trackers = trackers_of(config, run_dir, tracking_id, hosts=run.hosts, **facts)
+        facts = {"changes": list(point.changes), "resumed_from": point.origin}
+        trackers = trackers_of(config, run_dir, tracking_id, hosts=run.hosts, provenance=provenance, **facts)
         return report_of(run, session, run_dir, point.resumed_step, trackers)
 
     services.run_dir, report = open_run(

@@ -40,7 +40,7 @@ from hvdtrain.storage.text import printable
 from hvdtrain.workers.agreement import Workers
 from hvdtrain.workers.user_errors import traceback_of, where_raised
 
-_NAME = ".failed-rank-"
+CAUSE = ".failed"  # in the run directory
 _WAIT_SECONDS = 0.5  # for a file system that shows another host's files late
 _MAX_BYTES = 10_000
 
@@ -50,26 +50,19 @@ def exchange_cause(
 ) -> str | None:
     """Return what a worker's summary names as the problem: another worker's, if that one failed first."""
     # A worker that fails leaves its problem in the run directory before it ends, if it can reach it.
+    left = run_dir / CAUSE
     is_own = isinstance(error, HvdtrainError) and not (isinstance(error, PeerLostError) or error.everywhere)
     if rank and is_own and problem and run_dir.is_dir():
         with suppress(OSError, ValueError):
-            write_whole(run_dir / f"{_NAME}{rank}", f"rank {rank} on {host}: {problem}"[: _MAX_BYTES // 4])
+            write_whole(left, f"rank {rank} on {host}: {problem}"[: _MAX_BYTES // 4])
     until_seconds = time.monotonic() + _WAIT_SECONDS
     while rank == 0 and isinstance(error, PeerLostError) and time.monotonic() < until_seconds:
-        for path in sorted(run_dir.glob(f"{_NAME}*[0-9]")):
-            with suppress(OSError, ValueError):
-                text = read_regular(path, _MAX_BYTES).decode()
-                path.unlink()
+        with suppress(OSError, ValueError):
+            if text := read_regular(left, _MAX_BYTES).decode():
+                left.unlink()
                 return text
         time.sleep(0.05)
     return problem
-
-
-def forget_causes(run_dir: Path) -> None:
-    """Remove what workers of an earlier job left."""
-    for path in run_dir.glob(f"{_NAME}*"):
-        with suppress(OSError):
-            path.unlink()
 
 
 def lack_of_memory(error: BaseException, doing: str, plan: MemoryPlan | None) -> LackOfMemoryError | None:

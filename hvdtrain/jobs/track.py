@@ -38,12 +38,10 @@ def trackers_of(
     tracking_id: str | None,
     *,
     hosts: Sequence[str] = (),
-    changes: Sequence[str] = (),
-    origin: str = "",
-    done: int | None = None,
     provenance: Provenance | None = None,
+    **more: Any,
 ) -> list[JobTracking]:
-    """Return the callback that has the run sent; none if no tracker is sent anything."""
+    """Return the callback that has the run sent, with ``more`` facts; none if no tracker is sent anything."""
     names = senders(config.track)
     if not names or tracking_id is None:
         return []
@@ -55,8 +53,7 @@ def trackers_of(
     if commit := code.record["commit"]:
         state = {True: "yes", False: "no", None: "unknown"}[code.record["dirty"]]
         facts |= {"commit": commit, "uncommitted_changes": state}
-    found = {"changes": list(changes) or None, "resumed_from": origin or None, "step": done}
-    facts |= {name: value for name, value in found.items() if value is not None}
+    facts |= {name: value for name, value in more.items() if value not in ([], "")}
     return [JobTracking(names, run_dir, tracking_id, facts, config.track_checkpoints)]
 
 

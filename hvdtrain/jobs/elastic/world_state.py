@@ -176,7 +176,7 @@ def _open_again(run: TrainingRun, session: Session, world: World) -> list[str]:
     newest = kept[-1] if kept else None
     values = {} if best is None else storage.values_in(folder, best.metric, step)
     old, moved = session.services.report, f"rank 0 is on {world.host} from here on"
-    trackers = trackers_of(session.config, path, session.state.tracking_id, changes=[moved], done=step)
+    trackers = trackers_of(session.config, path, session.state.tracking_id, changes=[moved], step=step)
     session.services.report = report = report_of(run, session, path, first - 1, trackers)
     (path / SUMMARY_FILE).unlink(missing_ok=True)
     report.append(missing)

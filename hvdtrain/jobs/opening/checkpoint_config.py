@@ -1,8 +1,8 @@
 """What a job takes from a checkpoint: the config of the training that made it, and its weights."""
 
 import shlex
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from hvdtrain.backends.base import Backend
@@ -51,7 +51,11 @@ def find_unverified(path: Path | str) -> Checkpoint:
     """Find what a user names, a checkpoint or a run's newest, by its manifest alone. Local: no collective."""
     if isinstance(path, str):
         return stored_checkpoints.find_unverified(path)
-    for candidate in (path, *_newest_first(path / CHECKPOINTS), *_newest_first(path)):
+    candidates = [path]
+    for folder in (path / CHECKPOINTS, path):
+        with suppress(OSError):
+            candidates += reversed(storage.checkpoints_in(folder))
+    for candidate in candidates:
         manifest = storage.read_manifest(candidate)
         if manifest is not None:
             return Checkpoint(candidate, manifest)
@@ -109,13 +113,6 @@ def layers_of(found: Checkpoint, given: list[Layer]) -> list[Layer]:
     if task is not None and not same_task(trained_on, str(task)):
         values.pop("task_options", None)  # they are another constructor's
     return [Layer(f"checkpoint {found.path}", values), *given]
-
-
-def _newest_first(folder: Path) -> Iterable[Path]:
-    try:
-        return reversed(storage.checkpoints_in(folder))
-    except OSError:
-        return ()
 
 
 def read_weights(found: Checkpoint, prefer_ema: bool = True) -> tuple[PortableState, bool]:

@@ -12,7 +12,7 @@ from hvdtrain.config import Config
 from hvdtrain.errors import ConfigError, EnvironmentFault
 from hvdtrain.host.launcher import is_elastic
 from hvdtrain.jobs.compatibility import Job, check
-from hvdtrain.jobs.failures import Signals, forget_causes
+from hvdtrain.jobs.failures import CAUSE, Signals
 from hvdtrain.jobs.run_directory.lock import RunLock
 from hvdtrain.jobs.run_directory.provenance import Provenance, config_text
 from hvdtrain.reporting.jsonl import AppendFile, sync_folder, write_whole
@@ -88,7 +88,7 @@ def _make_or_cut_back(
         AppendFile(path / METRICS_FILE).close()
     # before the logs: it detects a full disk
     write_whole(path / "config.yaml", config_text(config, path, provenance))
-    forget_causes(path)
+    (path / CAUSE).unlink(missing_ok=True)  # of an earlier job
     if resumed_step is not None:
         for log in (path / METRICS_FILE, *trace_files(path)):
             cut_log(log, resumed_step)
