@@ -330,7 +330,22 @@ def find_callbacks(task: Any, spec: str, given: Sequence[Any] = ()) -> list[Any]
             raise TaskError(f"{what} must be a list, found a {type(value).__name__}")
         callbacks += value or []
     for callback in callbacks:
-        _check(callback)
+        if inspect.isclass(callback):
+            name = callback.__name__
+            raise TaskError(f"callback {name} is a class, not an object", f"Write {name}() in the list.")
+        if not any(callable(getattr(callback, hook, None)) for hook in (*HOOKS, SHOULD_STOP)):
+            raise TaskError(
+                f"callback {name_of(callback)} has none of the methods that are called",
+                f"They are {', '.join(HOOKS)}; `hvdtrain docs callbacks` describes them, and what stands for "
+                "the callbacks of Keras.",
+            )
+        for name in dir(callback):
+            close = difflib.get_close_matches(name, HOOKS, n=1, cutoff=0.8)
+            if name not in HOOKS and name.startswith("on_") and close and callable(getattr(callback, name)):
+                raise TaskError(
+                    f"callback {name_of(callback)} has a method {name}, which is never called",
+                    f"Did you mean {close[0]}?",
+                )
     return callbacks
 
 
@@ -344,23 +359,3 @@ def hook_of(callback: Any, hook: str) -> Callable[..., None] | None:
     method = getattr(callback, hook, None)
     inherited = getattr(method, "__func__", None) is getattr(Callback, hook)
     return None if inherited or not callable(method) else method
-
-
-def _check(callback: Any) -> None:
-    """Check that an object is no class, and has hooks and no name that means nothing here."""
-    if inspect.isclass(callback):
-        name = callback.__name__
-        raise TaskError(f"callback {name} is a class, not an object", f"Write {name}() in the list.")
-    if not any(callable(getattr(callback, hook, None)) for hook in (*HOOKS, SHOULD_STOP)):
-        raise TaskError(
-            f"callback {name_of(callback)} has none of the methods that are called",
-            f"They are {', '.join(HOOKS)}; `hvdtrain docs callbacks` describes them, and what stands for the "
-            "callbacks of Keras.",
-        )
-    for name in dir(callback):
-        close = difflib.get_close_matches(name, HOOKS, n=1, cutoff=0.8)
-        if name not in HOOKS and name.startswith("on_") and close and callable(getattr(callback, name)):
-            raise TaskError(
-                f"callback {name_of(callback)} has a method {name}, which is never called",
-                f"Did you mean {close[0]}?",
-            )

@@ -18,7 +18,7 @@ from hvdtrain.backends.step_metrics import (
 from hvdtrain.callbacks import ON_STEP
 from hvdtrain.data.feed import Feed
 from hvdtrain.metrics import StepInfo
-from hvdtrain.session import Session
+from hvdtrain.session import Session, StepEnd
 from hvdtrain.step_end import finish_step, follow_changes, is_left_to_evaluate, save, stops_early
 from hvdtrain.step_results import StepResults
 from hvdtrain.training_plan import TrainingPlan
@@ -47,7 +47,7 @@ def run(session: Session, poll_signals: Callable[[], ControlFlags] = ControlFlag
             pending = _train_step(session, batch, learning_rate, signals)
             step = session.advance(plan, learning_rate, batch.total_weight)
             results.launched(step, pending)
-            if plan.synchronizes(step):
+            if step.step % plan.sync_every == 0 or plan.is_done(step):  # the workers are equal
                 _compare(session, results.synchronized(step))
                 if finish_step(session, plan, results):
                     break
@@ -84,7 +84,7 @@ def _prepare(session: Session, plan: TrainingPlan) -> bool:
     session.services.hooks.on_workers()
     session.start_report(plan)
     if is_left_to_evaluate(session, plan):
-        session.note_step_done(session.step_info(learning_rate=0.0))
+        session.state.last_step, session.state.step_end = session.step_info(0.0), StepEnd.STEPPED
     if session.state.is_unfinished and finish_step(session, plan, StepResults(session, plan)):
         return True
     if session.stopped_early:  # before the workers changed

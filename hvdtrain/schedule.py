@@ -112,12 +112,6 @@ class Cadence:
         return f"every {f'{self.every:g}' if self.unit == 'epochs' else int(self.every)} {self.unit}"
 
 
-def scaling_factor(rule: str, global_batch: int, base_batch: int) -> float:
-    """Factor from the quoted learning rate to the peak learning rate."""
-    ratio = global_batch / base_batch
-    return {"linear": ratio, "sqrt": math.sqrt(ratio), "none": 1.0}[rule]
-
-
 class TrainingProgress(NamedTuple):
     """Where training stands, as a task's ``learning_rate_factor`` is given it."""
 
@@ -164,7 +158,11 @@ class LearningRate:
     def _decay(self, epoch: float) -> float:
         since_warmup = epoch - self.warmup_epochs
         if self.schedule == "one_cycle":
-            return _one_cycle(min(epoch / self.total_epochs, 1.0))
+            part = min(epoch / self.total_epochs, 1.0)
+            if part < _ONE_CYCLE_RISE:
+                return 1 + (ONE_CYCLE_FIRST - 1) * _half_cosine(part / _ONE_CYCLE_RISE)
+            fall = _half_cosine((part - _ONE_CYCLE_RISE) / (1 - _ONE_CYCLE_RISE))
+            return ONE_CYCLE_LAST + (1 - ONE_CYCLE_LAST) * fall
         if self.schedule == "step":
             return float(self.step_factor ** sum(epoch >= boundary for boundary in self.step_epochs))
         if self.schedule == "inverse_sqrt":
@@ -176,9 +174,7 @@ class LearningRate:
         else:
             return 1.0
         straight = {"linear": 1 - part, "cyclic": abs(1 - 2 * part)}
-        return self._between(straight.get(self.schedule, _half_cosine(part)))
-
-    def _between(self, height: float) -> float:
+        height = straight.get(self.schedule, _half_cosine(part))
         return self.final_fraction + (1 - self.final_fraction) * height
 
 
@@ -191,11 +187,3 @@ _ONE_CYCLE_RISE = 0.3
 def _half_cosine(part: float) -> float:
     """Return half a cosine from 1 to 0."""
     return 0.5 * (1 + math.cos(math.pi * part))
-
-
-def _one_cycle(part: float) -> float:
-    """Return the fraction of the peak at a part of the training."""
-    if part < _ONE_CYCLE_RISE:
-        return 1 + (ONE_CYCLE_FIRST - 1) * _half_cosine(part / _ONE_CYCLE_RISE)
-    fall = _half_cosine((part - _ONE_CYCLE_RISE) / (1 - _ONE_CYCLE_RISE))
-    return ONE_CYCLE_LAST + (1 - ONE_CYCLE_LAST) * fall

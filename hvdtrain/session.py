@@ -25,6 +25,7 @@ from hvdtrain.metrics import StepInfo, Window
 from hvdtrain.reporting.jsonl import finite
 from hvdtrain.reporting.report import Report
 from hvdtrain.schedule import TrainingProgress
+from hvdtrain.storage.files import run_folder
 from hvdtrain.storage.urls import is_url, join
 from hvdtrain.training_plan import Progress, TrainingPlan, most_workers
 from hvdtrain.workers.wire_types import travels
@@ -124,14 +125,6 @@ class Services:
 
 
 @dataclass
-class MemoryNeeds:
-    """What a job takes of memory; None before it is known."""
-
-    own: MemoryPlan | None = None  # what this worker takes
-    heaviest: MemoryPlan | None = None  # what the worker takes that takes most
-
-
-@dataclass
 class Session:
     """One run: what the loop is given. The fields from ``memory`` on change while the run trains."""
 
@@ -140,7 +133,8 @@ class Session:
     data: TrainingData  # what the run reads
     services: Services  # what it shows and writes itself with
     state: RunState = field(default_factory=RunState)  # what a checkpoint keeps of the run
-    memory: MemoryNeeds = field(default_factory=MemoryNeeds)  # what it takes of memory
+    memory: MemoryPlan | None = None  # what this worker takes of memory; None before it is known
+    largest_memory: MemoryPlan | None = None  # likewise, of the worker that takes most
     stopped: bool = False  # whether training ended because a worker requested it
     stopped_early: str = ""  # why and where training ended because nothing got better; empty otherwise
     # what any worker requests of all of them, as far as metrics were read, and is not done yet
@@ -158,10 +152,8 @@ class Session:
         return self.config.run_dir is not None and is_url(self.config.run_dir)
 
     def location_of(self, path: Path) -> str:
-        """Return where a file of the run is, as users know it: the URL if the run directory is at one."""
-        if not self.is_remote or not path.is_relative_to(self.services.run_dir):
-            return str(path)
-        return join(str(self.config.run_dir), *path.relative_to(self.services.run_dir).parts)
+        """Return where a file of the run is, as users know it."""
+        return location_of(self.config, path)
 
     @property
     def epoch(self) -> float:
@@ -228,13 +220,9 @@ class Session:
         before = self.state.progress
         after = self.data.position_after(plan, before.samples, taken)
         self.state.progress = Progress(before.step + 1, after)
-        step = self.step_info(learning_rate, before.samples)
-        self.note_step_done(step)
+        self.state.last_step = step = self.step_info(learning_rate, before.samples)
+        self.state.step_end = StepEnd.STEPPED
         return step
-
-    def note_step_done(self, step: StepInfo) -> None:
-        """Take note that a step is done, and nothing of what is due after it."""
-        self.state.last_step, self.state.step_end = step, StepEnd.STEPPED
 
     def step_info(self, learning_rate: float, samples_before: int | None = None) -> StepInfo:
         """Return where training stands now."""
@@ -274,6 +262,14 @@ class Session:
             # what is trained, if that is not what the model was made with
             trained=self.backend.trained_state(),
         )
+
+
+def location_of(config: Config, path: Path) -> str:
+    """Return where a file of a run is, as users know it: the URL if the run directory is at one."""
+    folder = run_folder(config.run_dir)
+    if config.run_dir is None or not is_url(config.run_dir) or not path.is_relative_to(folder):
+        return str(path)
+    return join(config.run_dir, *path.relative_to(folder).parts)
 
 
 def versions_with(backend: Backend) -> dict[str, str]:

@@ -39,9 +39,8 @@ class StepResults:
         self._plan = plan
         self._waiting = deque[tuple[StepInfo, PendingVector]]()
         self._is_local = session.config.sync_every is not None
-        self._first_local: StepInfo | None = (
-            None  # the first of the local steps since the workers were last equal
-        )
+        # the first of the local steps since the workers were last equal
+        self._first_local: StepInfo | None = None
         # the first of them whose own loss is not finite
         self._diverged: tuple[StepInfo, StepMetrics] | None = None
         self._has_synchronized = False
@@ -128,14 +127,27 @@ class StepResults:
             self._session.raise_deferred()
             if metrics.unused_parameters and not self._unused_are_reported:
                 self._unused_are_reported = True
-                report_unused_parameters(self._session, step, metrics)
+                gathered = self._session.backend.workers.allgather_object(metrics.unused_names)
+                found = [f"{name} on rank {rank}" for rank, names in enumerate(gathered) for name in names]
+                is_split = self._session.config.stages > 1
+                acts = "; with --stages, momentum and weight decay act on it" if is_split else ""
+                self._session.services.report.note(
+                    f"no gradient reached {some(found, 4)} at step {step.step}; where another worker has "
+                    f"one, this counts as zero{acts}"
+                )
             if metrics.statistics.skipped_samples:
                 name_skipped_samples(self._session)
 
     def _add_own(self, step: StepInfo, metrics: StepMetrics) -> None:
         session = self._session
         check_weights(f"step {step.step}", metrics)
-        self._check_counted(step, metrics)
+        # a sample counts in an epoch, or a shorter run: the weights of the loss are not all 0
+        if self._uncounted is None or metrics.weights.get("loss", metrics.weight) > 0:
+            self._uncounted = None
+        else:
+            self._uncounted += step.samples - step.samples_before
+            if self._uncounted >= session.data.size or self._plan.is_done(step):
+                raise nothing_counts(f"{self._uncounted:,} samples of the training data")
         if is_diverged(metrics):
             raise self._divergence(step, metrics)
         if metrics.flags:
@@ -158,8 +170,12 @@ class StepResults:
         workers, is_first = self._session.backend.workers, self._diverged is not None
         own, its = self._diverged or (step, metrics)
         loss = "nan" if its.overflow_exhausted else f"{its.sums['loss']}"
-        data = "" if self._is_local and not is_first else _not_finite_data(self._session, self._plan, own)
-        rate = own.learning_rate
+        data, rate = "", own.learning_rate
+        if is_first or not self._is_local:
+            with suppress(Exception):  # the loss is what is reported
+                place = Progress(own.step - 1, own.samples_before)
+                batch = self._session.data.batch_again(self._plan, place)
+                data = describe_not_finite(batch.arrays, batch.indices) if batch else ""
         gathered = [(own.step, not is_first, not data, workers.rank, workers.host, rate, loss, data)]
         if not self._is_alone:
             with suppress(PeerLostError):  # the loss is what is reported
@@ -176,20 +192,19 @@ class StepResults:
             everywhere=True,
         )
 
-    def _check_counted(self, step: StepInfo, metrics: StepMetrics) -> None:
-        """Check that a sample counts in an epoch, or a shorter run: the weights of the loss are not all 0."""
-        if self._uncounted is None or metrics.weights.get("loss", metrics.weight) > 0:
-            self._uncounted = None
-            return
-        self._uncounted += step.samples - step.samples_before
-        if self._uncounted >= self._session.data.size or self._plan.is_done(step):
-            raise nothing_counts(f"{self._uncounted:,} samples of the training data")
-
     def _close_window(self, step: StepInfo) -> None:
-        window, session = self._session.state.window, self._session
+        window, session, config = self._session.state.window, self._session, self._session.config
         speed = window.samples_per_second()
         session.services.speeds.append(speed)
-        self._report_small_weights()
+        mean = window.weights.get("loss", window.weight) / window.weight
+        is_rounded = "fp16" in (config.compression, config.precision)
+        if is_rounded and 0 < mean < _SMALL_WEIGHT and not self._small_weights_are_reported:
+            self._small_weights_are_reported = True
+            session.services.report.note(
+                f"the weights of the loss are {mean:.2g} on average; gradients are multiplied by them before "
+                "they are rounded to fp16, and small ones are lost: multiply the weights, so that their mean "
+                "is near 1"
+            )
         more = {"data_wait_fraction": round(window.data_wait_fraction(step.workers), 6)}
         more |= {**window.busy.values(window.seconds), **session.services.hooks.values()}
         with session.defer_peer_loss():
@@ -197,20 +212,6 @@ class StepResults:
         if text := self._stragglers.take(window.busy, window.seconds):
             session.services.report.note(f"{text} (step {step.step:,})")
         session.state.window = Window(started_seconds=step.clock_seconds)
-
-    def _report_small_weights(self) -> None:
-        """Say once if the loss's weights are so small that gradients vanish when they are rounded to fp16."""
-        window, config = self._session.state.window, self._session.config
-        mean = window.weights.get("loss", window.weight) / window.weight
-        if self._small_weights_are_reported or not 0 < mean < _SMALL_WEIGHT:
-            return
-        if "fp16" in (config.compression, config.precision):
-            self._small_weights_are_reported = True
-            self._session.services.report.note(
-                f"the weights of the loss are {mean:.2g} on average; gradients are multiplied by them before "
-                "they are rounded to fp16, and small ones are lost: multiply the weights, so that their mean "
-                "is near 1"
-            )
 
 
 def check_weights(when: str, metrics: StepMetrics) -> None:
@@ -234,17 +235,6 @@ def nothing_counts(of: str) -> TaskError:
     )
 
 
-def report_unused_parameters(session: Session, step: StepInfo, metrics: StepMetrics) -> None:
-    """Collective. Name the parameters that got no gradient in a step, on any worker."""
-    gathered = session.backend.workers.allgather_object(metrics.unused_names)
-    found = [f"{name} on rank {rank}" for rank, names in enumerate(gathered) for name in names]
-    acts = "; with --stages, momentum and weight decay act on it" if session.config.stages > 1 else ""
-    session.services.report.note(
-        f"no gradient reached {some(found, 4)} at step {step.step}; where another worker has one, this "
-        f"counts as zero{acts}"
-    )
-
-
 def name_skipped_samples(session: Session) -> None:
     """Collective. Name the first few of the samples that could not be read."""
     skipped = session.data.skipped
@@ -261,11 +251,3 @@ def name_skipped_samples(session: Session) -> None:
 def is_diverged(metrics: StepMetrics) -> bool:
     """Return whether training cannot continue after a step: a worker's NaN or infinity is in the sum."""
     return metrics.overflow_exhausted or not math.isfinite(metrics.sums["loss"])
-
-
-def _not_finite_data(session: Session, plan: TrainingPlan, step: StepInfo) -> str:
-    """Read this worker's samples of a step again; return the first that is not finite, as text."""
-    with suppress(Exception):  # the loss is what is reported
-        batch = session.data.batch_again(plan, Progress(step.step - 1, step.samples_before))
-        return describe_not_finite(batch.arrays, batch.indices) if batch else ""
-    return ""

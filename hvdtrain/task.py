@@ -2,7 +2,6 @@
 
 import importlib
 import importlib.util
-import inspect
 import pkgutil
 import re
 import sys
@@ -125,11 +124,13 @@ def load_task_class(spec: str) -> Callable[..., Any]:
     if not colon:
         return _built_in(spec)
     load_triton()  # the module may import TensorFlow
-    module = _import_file(Path(place)) if place.endswith(".py") else _import_module(place)
-    found = module
+    found = module = _import_file(Path(place)) if place.endswith(".py") else _import_module(place)
     for part in name.split("."):
         if not hasattr(found, part):
-            raise TaskError(f"task {spec}: {place} has no {name!r}", _known_classes(name, module))
+            own = [key for key, one in vars(module).items() if hasattr(one, "train_data")]
+            own = [key for key in own if getattr(vars(module)[key], "__module__", "") == module.__name__]
+            hint = did_you_mean(name, own) or f"Its tasks: {some(own, 10) or 'none'}."
+            raise TaskError(f"task {spec}: {place} has no {name!r}", hint)
         found = getattr(found, part)
     if not callable(found):
         raise TaskError(f"task {spec}: {name} is a {type(found).__name__}, not a class")
@@ -160,14 +161,6 @@ def task_class_of(task: Any) -> Callable[..., Any] | None:
     if task is None or isinstance(task, str):
         return None
     return GivenTask(task) if _is_instance(task) else task
-
-
-def constructor_parameters(task_class: Callable[..., Any]) -> list[str]:
-    """Return the names that a task's constructor takes."""
-    try:
-        return list(inspect.signature(task_class).parameters)
-    except (TypeError, ValueError):
-        return []
 
 
 def task_spec(task: object) -> str:
@@ -225,13 +218,3 @@ def _import_file(path: Path) -> ModuleType:
     with task_errors(f"task file {path} cannot be imported"):
         spec.loader.exec_module(module)
     return module
-
-
-def _known_classes(name: str, module: ModuleType) -> str:
-    """Return a hint at the tasks that a module defines."""
-    tasks = [
-        own
-        for own, value in vars(module).items()
-        if getattr(value, "__module__", "") == module.__name__ and hasattr(value, "train_data")
-    ]
-    return did_you_mean(name, tasks) or f"Its tasks: {some(tasks, 10) or 'none'}."

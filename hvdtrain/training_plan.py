@@ -1,5 +1,6 @@
 """What follows from the config, the number of workers and the size of the data."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -7,7 +8,7 @@ from hvdtrain.config import Config
 from hvdtrain.data.order import BatchPlan
 from hvdtrain.errors import ConfigError
 from hvdtrain.metrics import StepInfo
-from hvdtrain.schedule import Cadence, LearningRate, TrainingProgress, scaling_factor
+from hvdtrain.schedule import Cadence, LearningRate, TrainingProgress
 from hvdtrain.workers.agreement import Workers
 from hvdtrain.workers.wire_types import travels
 
@@ -57,6 +58,8 @@ class TrainingPlan:
         base_batch = config.base_batch_size or (
             scaled_batch if config.global_batch_size else config.batch_size * config.accumulate
         )
+        ratio = scaled_batch / base_batch
+        factor = {"linear": ratio, "sqrt": math.sqrt(ratio), "none": 1.0}[config.lr_scaling]
         if config.steps is not None:
             last_sample = progress.samples + max(0, config.steps - progress.step) * global_batch
         else:
@@ -73,7 +76,7 @@ class TrainingPlan:
             eval_batch=batch if is_same else BatchPlan(local_eval_batch * workers, workers),
             base_batch=base_batch,
             learning_rate=LearningRate(
-                peak=config.base_learning_rate * scaling_factor(config.lr_scaling, scaled_batch, base_batch),
+                peak=config.base_learning_rate * factor,
                 schedule=config.lr_schedule,
                 total_epochs=((config.steps or 0) * global_batch if by_steps else last_sample) / data_size,
                 warmup_epochs=warmup_epochs,
@@ -121,10 +124,6 @@ class TrainingPlan:
             step.step, step.samples_before, step.samples, self.data_size, step.steps
         )
         return due or self.is_done(step)
-
-    def synchronizes(self, step: StepInfo) -> bool:
-        """Return whether the workers are equal after a step: of local steps, the last before they wait."""
-        return step.step % self.sync_every == 0 or self.is_done(step)
 
     def is_done(self, at: StepInfo | Progress) -> bool:
         """Return whether training is done."""

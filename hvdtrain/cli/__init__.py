@@ -7,6 +7,7 @@ import click
 from hvdtrain.cli import jobs, tools
 from hvdtrain.cli.jobs import cli
 from hvdtrain.errors import Interrupted, Removed, Stopped
+from hvdtrain.host.launcher import is_elastic, output_rank
 from hvdtrain.tools.output import installed
 
 for _command in (*vars(jobs).values(), *vars(tools).values()):
@@ -18,8 +19,13 @@ def main() -> None:
     """Run the command line and exit with a code that hvdtrain.errors lists."""
     try:
         cli(standalone_mode=False)
-    except click.ClickException as error:
-        if _reports(error):
+    except click.ClickException as error:  # which all workers have, and one of them reports
+        is_shown = not output_rank()
+        if is_elastic():
+            from hvdtrain.elastic.member.membership import tell_driver
+
+            is_shown = tell_driver(error) is error
+        if is_shown:
             error.show()
         sys.exit(error.exit_code)
     except click.Abort:
@@ -28,14 +34,3 @@ def main() -> None:
         from hvdtrain.jobs.failures import end_worker, is_debugging
 
         end_worker(error, is_debugging())
-
-
-def _reports(error: click.ClickException) -> bool:
-    """Return whether this worker reports an error of the command line, which all of them have."""
-    from hvdtrain.host.launcher import is_elastic, output_rank
-
-    if not is_elastic():
-        return not output_rank()
-    from hvdtrain.elastic.member.membership import tell_driver
-
-    return tell_driver(error) is error

@@ -83,28 +83,21 @@ def _config_option(name: str, show_default: bool) -> Callable[[Any], Any]:
     field = Config.model_fields[name]
     has_default = show_default and field.default not in (None, ()) and not field.is_required()
     default = f" [{field.default}]" if has_default else ""
-    kind, metavar = _option_type(name, field.annotation)
+    kinds = [one for one in get_args(field.annotation) if one is not type(None)] or [field.annotation]
+    kind: Any = {int: click.INT, float: click.FLOAT}.get(kinds[0], click.STRING)
+    metavar = {"resume": "[auto|PATH]", "profile": "FIRST-LAST", "max_time": "TIME"}.get(name)
+    if name == "framework" or get_origin(field.annotation) is Literal:
+        kind = FieldChoice(list(FRAMEWORKS) if name == "framework" else get_args(field.annotation))
+    elif Cadence in kinds or name.endswith("_every"):
+        kind, metavar = click.STRING, "STEPS|Nepoch"
+    kind = OrNull(kind) if is_nullable(name) else kind  # the config checks ranges
     extra: Any = {"is_flag": False, "flag_value": "auto"} if name == "resume" else {}
-    flag, help_text = f"--{name.replace('_', '-')}", f"{field.description}{default}"
+    flag = f"--{name.replace('_', '-')}"
     if get_origin(field.annotation) is tuple:  # given once for each part
         extra, metavar = {"multiple": True}, "NAME" if name == "track" else "PATTERN"
     if field.annotation is bool:
         return click.option(f"{flag}/--no-{flag[2:]}", name, default=None, help=field.description)
-    return click.option(flag, name, type=kind, metavar=metavar, help=help_text, **extra)
-
-
-def _option_type(name: str, annotation: Any) -> tuple[Any, str | None]:
-    """Return the click type and metavar of a config field; the config checks ranges."""
-    kinds = [kind for kind in get_args(annotation) if kind is not type(None)] or [annotation]
-    if name == "framework":
-        return FieldChoice(list(FRAMEWORKS)), None
-    if get_origin(annotation) is Literal:
-        return FieldChoice(get_args(annotation)), None
-    kind: Any = {int: click.INT, float: click.FLOAT}.get(kinds[0], click.STRING)
-    metavar = {"resume": "[auto|PATH]", "profile": "FIRST-LAST", "max_time": "TIME"}.get(name)
-    if Cadence in kinds or annotation is Cadence or name.endswith("_every"):
-        kind, metavar = click.STRING, "STEPS|Nepoch"
-    return (OrNull(kind) if is_nullable(name) else kind), metavar
+    return click.option(flag, name, type=kind, metavar=metavar, help=f"{field.description}{default}", **extra)
 
 
 def given_layers(

@@ -49,7 +49,7 @@ _ADVICE = {
 }  # fmt: skip
 _OWN_LOSS = "here torch_loss(model, batch) or tf_loss(model, batch) returns the loss of each sample"
 # patterns of members of classes of other trainers, and what a task has in their place
-_TASK_ADVICE = {
+TASK_ADVICE = {
     "(training|train|forward)_step|compute_loss": _OWN_LOSS,
     "(val\\w*|test|eval\\w*)_step": f"evaluation computes loss and metrics; {_OWN_LOSS}",
     "predict_step": "torch_serve(model, batch) or tf_serve(model, batch) returns the outputs",
@@ -87,22 +87,13 @@ _OTHER_VALUES = {
 }
 
 
-def task_advice(name: str) -> str:
-    """Return what a task has in place of a member of other trainers' classes; empty for any other name."""
-    return _advice(_TASK_ADVICE, name.lower())
-
-
-def _advice(table: Mapping[str, str], word: str) -> str:
-    return next((text for pattern, text in table.items() if re.fullmatch(pattern, word)), "")
-
-
 def _normalized(name: object) -> str:
     return str(name).strip().lower().lstrip("-").replace("-", "_")
 
 
-def advice_for(name: object) -> str:
-    """Return what to do if a name, with underscores or dashes, is that of no field; empty if unknown."""
-    return _advice(_ADVICE, _normalized(name))
+def advice_for(name: object, table: Mapping[str, str] = _ADVICE) -> str:
+    """Return what to do about a name of other trainers, with underscores or dashes; empty if unknown."""
+    return next((text for pattern, text in table.items() if re.fullmatch(pattern, _normalized(name))), "")
 
 
 def meant_field(name: object, known: Collection[str]) -> str | None:
@@ -111,12 +102,6 @@ def meant_field(name: object, known: Collection[str]) -> str | None:
     plain = _SYNONYMS.get(plain, plain)
     close = [plain] if plain in known else difflib.get_close_matches(plain, known, n=1)
     return close[0] if close else None
-
-
-def name_hint(name: object, known: Collection[str]) -> str:
-    """Return what to write in place of a name that is no field, as a sentence; empty if nothing is close."""
-    meant = meant_field(name, known)
-    return advice_for(name) or (f"Did you mean {meant!r}?" if meant else "")
 
 
 def value_hint(field: str, value: object, nullable: bool) -> str:

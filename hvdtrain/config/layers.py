@@ -14,7 +14,7 @@ import yaml
 from pydantic import ValidationError
 
 from hvdtrain.config import Config, Layer, is_nullable
-from hvdtrain.config.field_names import name_hint, value_hint
+from hvdtrain.config.field_names import advice_for, meant_field, value_hint
 from hvdtrain.config.yaml_reader import parse_yaml
 from hvdtrain.errors import ConfigError
 from hvdtrain.storage.files import open_regular
@@ -80,7 +80,8 @@ def _unknown_names(layers: Iterable[Layer], task_parameters: Collection[str]) ->
         for name, value in layer.values.items():
             if name in Config.model_fields:
                 continue
-            hint = name_hint(name, Config.model_fields)
+            meant = meant_field(name, Config.model_fields)
+            hint = advice_for(name) or (f"Did you mean {meant!r}?" if meant else "")
             if name in task_parameters:
                 in_python = f"task_options={{{name!r}: {value!r}}}"
                 option = in_python if layer.source.endswith("()") else f"task_options: {{{name}: {value}}}"

@@ -44,8 +44,15 @@ class _Loader(yaml.SafeLoader):
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         """Return a node's value."""
-        if isinstance(node, yaml.ScalarNode) and node.style is None and (meant := _ambiguous(node)):
-            raise ConstructorError(None, None, f"{node.value} is ambiguous: {meant}", node.start_mark)
+        meant = ""  # of a value without quotes that versions of YAML read as others
+        if isinstance(node, yaml.ScalarNode) and node.style is None:
+            if node.tag.endswith(":bool") and node.value.lower() in ("on", "off", "yes", "no"):
+                meant = "write true or false"
+            elif node.tag.endswith(":int") and re.fullmatch(r"[-+]?0[0-9_]+", node.value):
+                meant = "write a number without the leading zero"
+        if meant:
+            problem = f'{node.value} is ambiguous: {meant}, or "{node.value}" for the text'
+            raise ConstructorError(None, None, problem, node.start_mark)
         try:
             if isinstance(node, yaml.ScalarNode):
                 node.value.encode()  # half of a pair of code units cannot be written to a file
@@ -71,15 +78,6 @@ for _kind in (_Loader, _Dumper):
     _kind.add_implicit_resolver(
         "tag:yaml.org,2002:int", re.compile(r"^[-+]?0(o[0-7]+|[0-9_]+)$"), list("-+0")
     )
-
-
-def _ambiguous(node: yaml.ScalarNode) -> str:
-    """Return what to write in place of a value without quotes that versions of YAML read as others."""
-    if node.tag.endswith(":bool") and node.value.lower() in ("on", "off", "yes", "no"):
-        return f'write true or false, or "{node.value}" for the text'
-    if node.tag.endswith(":int") and re.fullmatch(r"[-+]?0[0-9_]+", node.value):
-        return f'write a number without the leading zero, or "{node.value}" for the text'
-    return ""
 
 
 def write_yaml(values: Any) -> str:

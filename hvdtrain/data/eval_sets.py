@@ -72,6 +72,12 @@ def set_words(name: str) -> str:
     return f"evaluation set {name!r}" if name else EVALUATION_DATA
 
 
+def by_words(train_data: Any, eval_data: Any) -> dict[str, Any]:
+    """Return data sets by what messages call them, the training data first if there are any."""
+    training = {} if train_data is None else {TRAINING_DATA: train_data}
+    return training | {set_words(name): one for name, one in sets_of(eval_data).items()}
+
+
 def metric_prefixes(eval_data: Any) -> dict[str, str]:
     """Return what the names of a set's metrics begin with, by the set's name: nothing for the first."""
     return {name: f"{name}{SEPARATOR}" if place else "" for place, name in enumerate(sets_of(eval_data))}

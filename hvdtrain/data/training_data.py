@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import Any
 
 from hvdtrain.config import Config
-from hvdtrain.data.eval_sets import TRAINING_DATA, fetch_with_name, set_words, sets_of
+from hvdtrain.data.eval_sets import TRAINING_DATA, by_words, fetch_with_name, set_words, sets_of
 from hvdtrain.data.feed import Feed, HostBatch, Reader, Shard
 from hvdtrain.data.fingerprint import Fingerprint
 from hvdtrain.data.order import Order, SequentialOrder, training_order
@@ -163,8 +163,6 @@ def _first(reader: Reader) -> HostBatch | None:
 
 def readers_for(config: Config, train_data: Any, eval_data: Any) -> Readers:
     """Start the processes that read this worker's samples, if the config needs some."""
-    given = {set_words(name): dataset for name, dataset in sets_of(eval_data).items()}
-    if train_data is not None:
-        given[TRAINING_DATA] = train_data
-    given = {words: dataset for words, dataset in given.items() if not isinstance(dataset, Stream)}
+    data = by_words(train_data, eval_data).items()
+    given = {words: dataset for words, dataset in data if not isinstance(dataset, Stream)}
     return Readers(given, config.read_workers, skip=config.on_bad_sample == "skip")

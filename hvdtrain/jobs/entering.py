@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from hvdtrain.backends.base import Backend
 from hvdtrain.backends.hooks import Activities, Clock, LoopHook, LoopHooks, MemoryPeak
 from hvdtrain.callbacks import ON_STEP, ON_WINDOW, SHOULD_STOP, hook_of
 from hvdtrain.checkpoints.saver import BackgroundSaver, Saver
@@ -50,6 +49,9 @@ def seed_training(run: TrainingRun, step: int) -> None:
 def new_session(run: TrainingRun, point: ResumePoint, readers: Readers) -> Session:
     """Collective. Return the run as it stands before anything is written."""
     config, backend, task_data, callbacks = run.config, run.backend, run.task_data, run.callbacks
+    # hooks after which the next step follows what they freeze or thaw
+    own = [hook for hook in (ON_STEP, ON_WINDOW) if any(hook_of(one, hook) for one in callbacks)]
+    watched = {hook for of_rank in backend.workers.allgather_object(own) for hook in of_rank}
     session = Session(
         config=config,
         backend=backend,
@@ -64,7 +66,8 @@ def new_session(run: TrainingRun, point: ResumePoint, readers: Readers) -> Sessi
         services=Services(
             Report(),
             run_folder(config.run_dir),
-            watched=_watched(config, backend, callbacks),
+            keeps_history=run.keeps_history,
+            watched=frozenset(() if backend.workers.is_elastic or config.sync_every else watched),
             rate_factor=_rate_factor(task_data.task, backend.workers),
             stoppers=[callback for callback in callbacks if hook_of(callback, SHOULD_STOP)],
         ),
@@ -96,13 +99,6 @@ def _rate_factor(task: Any, workers: Workers) -> Callable[[TrainingProgress], fl
         remedy = "Compute it from progress.epoch and progress.epochs alone."
         raise TaskError(f"{name} returns other values on other workers", remedy, everywhere=True)
     return factor
-
-
-def _watched(config: Config, backend: Backend, callbacks: Sequence[Any]) -> frozenset[str]:
-    """Collective. Return the callbacks' hooks after which the next step follows what they freeze or thaw."""
-    own = [hook for hook in (ON_STEP, ON_WINDOW) if any(hook_of(one, hook) for one in callbacks)]
-    found = {hook for of_rank in backend.workers.allgather_object(own) for hook in of_rank}
-    return frozenset() if backend.workers.is_elastic or config.sync_every else frozenset(found)
 
 
 def tool_hooks(config: Config) -> list[Callable[[Session], LoopHook]]:
@@ -145,20 +141,14 @@ def open_services(run: TrainingRun, session: Session, point: ResumePoint) -> Non
     session.state.tracking_id = tracking_id = agree_on_id(config, workers, known, in_place)
 
     def make_report(run_dir: Path) -> RunReport:
-        facts: dict[str, Any] = {"changes": point.changes, "origin": point.origin, "provenance": provenance}
-        trackers = trackers_of(config, run_dir, tracking_id, hosts=run.hosts, **facts)
+        facts = {"changes": list(point.changes), "resumed_from": point.origin}
+        trackers = trackers_of(config, run_dir, tracking_id, hosts=run.hosts, provenance=provenance, **facts)
         return report_of(run, session, run_dir, point.resumed_step, trackers)
 
     services.run_dir, report = open_run(
-        config,
-        workers,
-        point.resumed_step,
-        lock=run.lock,
-        provenance=provenance,
-        make_report=make_report,
+        config, workers, point.resumed_step, lock=run.lock, provenance=provenance, make_report=make_report
     )
-    context = replace(run.context(), run_dir=services.run_dir)
-    services.report = report or report_of_others(context, run.callbacks)
+    services.report = report or report_of_others(run.context(services.run_dir), run.callbacks)
     if provenance is not None:
         source_dir = point.source.run_dir if point.source and point.manifest else None
         run.notes_on_task[:] = keep(provenance, services.run_dir, point.progress.step, source_dir)
@@ -173,9 +163,10 @@ def report_of(
     run: TrainingRun, session: Session, run_dir: Path, resumed_step: int | None, trackers: Sequence[Any]
 ) -> RunReport:
     """Return the report of rank 0. Local."""
-    context = replace(run.context(), rank=0, workers=session.backend.workers.size, run_dir=run_dir)
     lost = {"lost_lease": session.services.lost_lease, "lost_lock": run.lock.lost}
-    return RunReport(open_console(), context, resumed_step, run.callbacks, reporters=trackers, **lost)
+    return RunReport(
+        open_console(), run.context(run_dir), resumed_step, run.callbacks, reporters=trackers, **lost
+    )
 
 
 def saver_of(
@@ -213,7 +204,6 @@ def entered(
     task_data = run.task_data
     with readers_for(run.config, task_data.train_data, task_data.eval_data) as readers:
         session = new_session(run, point, readers)
-        session.services.keeps_history = run.keeps_history
         found = try_out(session, task_data.task, run.model)
         found = found if with_passes else replace(found, passes=())
         yield session, found

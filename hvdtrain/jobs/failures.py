@@ -40,7 +40,7 @@ from hvdtrain.storage.text import printable
 from hvdtrain.workers.agreement import Workers
 from hvdtrain.workers.user_errors import traceback_of, where_raised
 
-_NAME = ".failed-rank-"
+CAUSE = ".failed"  # in the run directory
 _WAIT_SECONDS = 0.5  # for a file system that shows another host's files late
 _MAX_BYTES = 10_000
 
@@ -50,26 +50,19 @@ def exchange_cause(
 ) -> str | None:
     """Return what a worker's summary names as the problem: another worker's, if that one failed first."""
     # A worker that fails leaves its problem in the run directory before it ends, if it can reach it.
+    left = run_dir / CAUSE
     is_own = isinstance(error, HvdtrainError) and not (isinstance(error, PeerLostError) or error.everywhere)
     if rank and is_own and problem and run_dir.is_dir():
         with suppress(OSError, ValueError):
-            write_whole(run_dir / f"{_NAME}{rank}", f"rank {rank} on {host}: {problem}"[: _MAX_BYTES // 4])
+            write_whole(left, f"rank {rank} on {host}: {problem}"[: _MAX_BYTES // 4])
     until_seconds = time.monotonic() + _WAIT_SECONDS
     while rank == 0 and isinstance(error, PeerLostError) and time.monotonic() < until_seconds:
-        for path in sorted(run_dir.glob(f"{_NAME}*[0-9]")):
-            with suppress(OSError, ValueError):
-                text = read_regular(path, _MAX_BYTES).decode()
-                path.unlink()
+        with suppress(OSError, ValueError):
+            if text := read_regular(left, _MAX_BYTES).decode():
+                left.unlink()
                 return text
         time.sleep(0.05)
     return problem
-
-
-def forget_causes(run_dir: Path) -> None:
-    """Remove what workers of an earlier job left."""
-    for path in run_dir.glob(f"{_NAME}*"):
-        with suppress(OSError):
-            path.unlink()
 
 
 def lack_of_memory(error: BaseException, doing: str, plan: MemoryPlan | None) -> LackOfMemoryError | None:
@@ -263,12 +256,7 @@ class Signals:
         self.number: int | None = None  # the signal that requested a stop, if one came
         self._save = False
         self._waits_for_step = False
-        self._end_seconds = math.inf
-
-    def stop_after(self, seconds: float | None) -> None:
-        """Request a stop when so much time has passed, if any is given."""
-        if seconds is not None:
-            self._end_seconds = time.monotonic() + seconds
+        self.end_seconds = math.inf  # when training is to stop, by time.monotonic
 
     @property
     def why(self) -> str:
@@ -277,7 +265,7 @@ class Signals:
             return self.membership.orders.why_stop
         if self.number is not None:
             return f"{signal.Signals(self.number).name} came"
-        return "max_time is over" if time.monotonic() >= self._end_seconds else ""
+        return "max_time is over" if time.monotonic() >= self.end_seconds else ""
 
     def poll(self) -> ControlFlags:
         """Return what this worker, or its driver, wants all of them to do; a save once for each signal."""
@@ -319,9 +307,14 @@ class Signals:
         if number == signal.SIGUSR1:
             self._save = True
             return
-        if self.membership is not None and number in _LEAVES:
-            self._leave(self.membership, f"{signal.Signals(number).name} came")
-            return
+        if (job := self.membership) is not None and number in _LEAVES:
+            if job.orders.stop:  # this worker stops with all of them
+                return
+            job.leave(why := f"{signal.Signals(number).name} came")
+            if self._waits_for_step:
+                return
+            self.ignore()
+            raise Removed(why)
         # Once requested to stop in order, this worker does; launchers and schedulers like to ask again.
         if number != signal.SIGINT and (self._waits_for_step or self.number is not None):
             self.number = self.number or number
@@ -329,14 +322,6 @@ class Signals:
         self.ignore()
         self.number = number
         raise Interrupted(number)
-
-    def _leave(self, job: Membership, why: str) -> None:
-        """Leave an elastic job, at a step if it trains; once all are to stop, this worker stops with them."""
-        if not job.orders.stop:
-            job.leave(why)
-            if not self._waits_for_step:
-                self.ignore()
-                raise Removed(why)
 
 
 @contextmanager

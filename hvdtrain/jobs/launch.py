@@ -120,8 +120,18 @@ def launch(
     command = [horovodrun_path(), *([f"--{controller}"] if controller else []), "-np", str(np)]
     command += ["-H", hosts or f"localhost:{np}", sys.executable, "-m", "hvdtrain.jobs.launch"]
     is_local = names <= {"localhost", "127.0.0.1", host_name()}
+    problem = "the function or its arguments cannot be sent to the workers"
+    advice = "Open files, connections, locks and models on a GPU inside of the function."
+    main_file = getattr(sys.modules.get("__main__"), "__file__", None)
+    function = {
+        "call": _dumped((fn, tuple(args), dict(kwargs or {})), UsageError, problem, advice),
+        "path": [os.path.abspath(path) for path in sys.path],
+        "argv": sys.argv,
+        "orig_argv": sys.orig_argv,
+        "main_file": main_file and os.path.abspath(main_file),
+    }
     with exchange_folder(shared=not is_local) as folder:
-        (folder / FUNCTION).write_bytes(_function(fn, args, kwargs))
+        (folder / FUNCTION).write_bytes(pickle.dumps(function))
         code = run_command(command, _environment(folder))
         if not code and (folder / RESULT).exists():
             return pickle.loads((folder / RESULT).read_bytes())
@@ -146,21 +156,6 @@ def _check(fn: Any, np: Any, controller: Any) -> None:
             "Call the function itself, or start the script without a launcher.",
             everywhere=True,
         )
-
-
-def _function(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> bytes:
-    """Return what the workers need to call the function."""
-    problem = "the function or its arguments cannot be sent to the workers"
-    advice = "Open files, connections, locks and models on a GPU inside of the function."
-    main_file = getattr(sys.modules.get("__main__"), "__file__", None)
-    found = {
-        "call": _dumped((fn, tuple(args), dict(kwargs or {})), UsageError, problem, advice),
-        "path": [os.path.abspath(path) for path in sys.path],
-        "argv": sys.argv,
-        "orig_argv": sys.orig_argv,
-        "main_file": main_file and os.path.abspath(main_file),
-    }
-    return pickle.dumps(found)
 
 
 def _environment(folder: Path) -> dict[str, str]:
@@ -205,7 +200,16 @@ def main() -> None:
         os._exit(errors.EXIT_ENVIRONMENT)
     report_begin(rank)
     try:
-        _become(function)
+        # this process looks like the one that launched: its modules can be imported, its command is known
+        sys.path[:] = dict.fromkeys([*function["path"], *sys.path])
+        sys.argv, sys.orig_argv = function["argv"], function["orig_argv"]
+        main_module = sys.modules["__main__"]
+        if function["main_file"] is not None:
+            main_module.__file__ = function["main_file"]
+        elif hasattr(main_module, "__file__"):  # a notebook's classes have no file
+            del main_module.__file__
+        if os.environ.get("MPLBACKEND", "").startswith("module://"):  # it only draws into a notebook
+            del os.environ["MPLBACKEND"]
         call, args, kwargs = cloudpickle.loads(function["call"])
         try:
             result = call(*args, **kwargs)
@@ -226,19 +230,6 @@ def _dumped(value: Any, kind: type[HvdtrainError], problem: str, remedy: str) ->
         return bytes(cloudpickle.dumps(value))
     except Exception as error:
         raise kind(f"{problem}: {type(error).__name__}: {error}", remedy) from error
-
-
-def _become(function: Mapping[str, Any]) -> None:
-    """Let this process look like the one that launched: its modules can be imported, its command is known."""
-    sys.path[:] = dict.fromkeys([*function["path"], *sys.path])
-    sys.argv, sys.orig_argv = function["argv"], function["orig_argv"]
-    main_module = sys.modules["__main__"]
-    if function["main_file"] is not None:
-        main_module.__file__ = function["main_file"]
-    elif hasattr(main_module, "__file__"):  # a notebook's classes have no file
-        del main_module.__file__
-    if os.environ.get("MPLBACKEND", "").startswith("module://"):  # it only draws into a notebook
-        del os.environ["MPLBACKEND"]
 
 
 def _fail(folder: Path, rank: int, error: BaseException) -> None:

@@ -1,9 +1,10 @@
 """How training ends: what was raised, the summary, and the agreement of all workers on it."""
 
 import json
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -82,7 +83,8 @@ def polling(session: Session, signals: Signals) -> Callable[[], ControlFlags]:
     # A request to stop is reported, and the summary written, at once: a launcher may leave the workers
     # less time than a step and a save take, as mpirun does after Ctrl-C.
     reported = False
-    signals.stop_after(session.config.max_time)
+    if session.config.max_time is not None:
+        signals.end_seconds = time.monotonic() + session.config.max_time
 
     def poll_signals() -> ControlFlags:
         nonlocal reported
@@ -233,37 +235,30 @@ def summarise(session: Session, status: str, problem: str | None, verified: bool
     return with_save_error(session, summary, None) if verified else summary
 
 
-@dataclass(frozen=True)
-class Ending:
-    """How training ends before it is done."""
-
-    status: str  # as the summary has it
-    problem: str | None  # why; None if nothing is wrong
-    error: BaseException  # what this worker ends with
-
-    @classmethod
-    def of(cls, error: BaseException, session: Session, explain: Callable[[], WatchEvent | None]) -> "Ending":
-        """Return how training ends with what was raised in it. Local: no collective."""
-        if isinstance(error, errors.Interrupted):
-            return cls("stopped", f"interrupted by {error}", error)
-        if isinstance(error, errors.PeerLostError):
-            error = name_lost_worker(error, explain)
-        if isinstance(error, errors.HvdtrainError):
-            return cls("failed", error.problem, error)
-        if isinstance(error, errors.ENDINGS):
-            return cls("failed", None, error)
-        doing = f"training failed {where_it_stood(session)}"
-        lack = lack_of_memory(error, doing, session.memory.own)
-        named = lack or errors.WorkerFailure(f"{doing}: {where_raised(error)}")
-        named.__cause__ = error
-        return cls("failed", named.problem, named)
+def _ending_of(
+    error: BaseException, session: Session, explain: Callable[[], WatchEvent | None]
+) -> tuple[str, str | None, BaseException]:
+    """Return the status and problem of training that ends with an error, and what to raise. Local."""
+    if isinstance(error, errors.Interrupted):
+        return "stopped", f"interrupted by {error}", error
+    if isinstance(error, errors.PeerLostError):
+        error = name_lost_worker(error, explain)
+    if isinstance(error, errors.HvdtrainError):
+        return "failed", error.problem, error
+    if isinstance(error, errors.ENDINGS):
+        return "failed", None, error
+    doing = f"training failed {where_it_stood(session)}"
+    lack = lack_of_memory(error, doing, session.memory)
+    named = lack or errors.WorkerFailure(f"{doing}: {where_raised(error)}")
+    named.__cause__ = error
+    return "failed", named.problem, named
 
 
 @contextmanager
 def early_end_reported(
     session: Session,
     explain: Callable[[], WatchEvent | None],
-    report: Callable[[Ending], None],
+    report: Callable[[str, str | None, BaseException], None],
     inform: Callable[[errors.HvdtrainError], None] = lambda error: None,
 ) -> Iterator[None]:
     """Return a context in which a run trains. What is raised in it is named, reported and raised. Local."""
@@ -271,16 +266,16 @@ def early_end_reported(
     try:
         yield
     except BaseException as error:
-        ending = Ending.of(error, session, explain)
-        if isinstance(ending.error, errors.HvdtrainError):
-            inform(ending.error)
+        status, problem, named = _ending_of(error, session, explain)
+        if isinstance(named, errors.HvdtrainError):
+            inform(named)
         with errors_noted(session.services.report):
             if isinstance(error, errors.Interrupted):
-                session.services.report.say(f"{ending.problem} {where_it_stood(session)}")
-            report(ending)
-        if ending.error is error:
+                session.services.report.say(f"{problem} {where_it_stood(session)}")
+            report(status, problem, named)
+        if named is error:
             raise
-        raise ending.error from error
+        raise named from error
 
 
 @contextmanager
@@ -293,16 +288,18 @@ def errors_noted(report: Report) -> Iterator[None]:
             report.note(getattr(error, "problem", "") or f"{type(error).__name__}: {error}")
 
 
-def report_early_end(session: Session, signals: Signals, ending: Ending) -> None:
+def report_early_end(
+    session: Session, signals: Signals, status: str, problem: str | None, error: BaseException
+) -> None:
     """Report how training ends before it is done, in a job with fixed workers. Local: no collective."""
     services, workers = session.services, session.backend.workers
-    if isinstance(ending.error, errors.Interrupted):
+    if isinstance(error, errors.Interrupted):
         with errors_noted(services.report):
             services.saver.finish(LAST_SAVE_SECONDS)  # the summary then names what is being written
         if services.saver.newest is None:
             services.report.say("no checkpoint was saved")
-    problem = exchange_cause(services.run_dir, workers.rank, workers.host, ending.problem, ending.error)
-    report_end(session, ending.status, problem, signals, in_order=False)
+    problem = exchange_cause(services.run_dir, workers.rank, workers.host, problem, error)
+    report_end(session, status, problem, signals, in_order=False)
 
 
 def report_end(

@@ -3,7 +3,7 @@
 import math
 import os
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 import hvdtrain
 from hvdtrain.backends.memory import mebibytes
@@ -21,7 +21,7 @@ from hvdtrain.jobs.opening.data_sets import known_size, promises
 from hvdtrain.jobs.opening.dry_run import Dry, memory_limit
 from hvdtrain.jobs.opening.setup import TrainingRun, names_of_batch
 from hvdtrain.jobs.resume import ResumePoint
-from hvdtrain.jobs.run_directory.folder import note_on_links
+from hvdtrain.jobs.run_directory.folder import CHECKPOINTS
 from hvdtrain.session import Session
 from hvdtrain.storage.text import counted
 from hvdtrain.storage.urls import shown
@@ -46,13 +46,12 @@ def describe_plan(run: TrainingRun, session: Session, start: ResumePoint) -> str
     """Return what the run is going to do, as text."""
     config, plan, model = session.config, session.plan(), run.model
     workers, own, services = session.backend.workers.size, model.own_rates, session.services
-    memory, limit, task = session.memory.heaviest, memory_limit(session.backend), run.task_data.task
+    memory, limit = session.largest_memory, memory_limit(session.backend)
     has_much = memory is not None and limit and memory.total_bytes > _MUCH * limit
     copy = f" (local copy {services.run_dir} until all of it is there)" if session.is_remote else ""
     alone = "one worker, which keeps all of it: sharding changes nothing"
     kept = "optimizer" if config.framework == "tf" else config.shard  # TensorFlow keeps whole gradients
     sharded = alone if workers == 1 else f"{_SHARDED.get(kept)}, over {workers} workers"
-    data = str(task.describe()) if hasattr(task, "describe") else _data(session)
     clipped = f", gradient clipped to norm {config.clip_norm:g}" if config.clip_norm else ""
     precision = _precision(config, model)
     lines = {
@@ -61,7 +60,7 @@ def describe_plan(run: TrainingRun, session: Session, start: ResumePoint) -> str
         "weights": start.weights,
         "changed": ", ".join(start.changes),
         "model": _model(config, model, start),
-        "data": "; ".join(filter(None, [data, _roles(run)])),
+        "data": _data(run, session),
         "stream": promises(session, start.manifest),
         "evaluation": _eval_sets(session),
         "batch": _batch(session, plan),
@@ -86,7 +85,7 @@ def describe_plan(run: TrainingRun, session: Session, start: ResumePoint) -> str
 def describe_check(run: TrainingRun, session: Session, found: Dry, seconds: float, peak: int) -> str:
     """Return what was found before the first step, as text; no worker has had more memory than ``peak``."""
     config, backend, model = run.config, run.backend, run.model
-    memory, most = session.memory.heaviest, memory_limit(backend)
+    memory, most = session.largest_memory, memory_limit(backend)
     assert memory is not None  # the dry run has measured it
     lines = [
         ("model", describe_model(model)),
@@ -101,12 +100,18 @@ def describe_check(run: TrainingRun, session: Session, found: Dry, seconds: floa
     if backend.device_memory() is None:
         limit = f"each worker of this host may take {mebibytes(most or 0)}"
     had = f"the largest worker has had {mebibytes(peak)} of the host's until now, all included"
+    settings = [f"{name}={value}" for name, value in run.job.settings.items()]
+    if config.threads is None and "OMP_NUM_THREADS" not in os.environ:
+        threads = threads_per_worker(backend.workers.local_size)
+        settings.append(f"{counted(threads, 'compute thread')} per worker")
+    if "torch" in backend.info.versions:
+        settings.append("subnormal numbers are 0 (torch.set_flush_denormal)")
     lines += [
         ("precision", _precision(config, model)),
         ("gradients", model.reduction),
         ("memory", f"{memory.describe()}\n{had}\n{limit}"),
         ("Horovod", run.job.build or "none"),
-        ("set for you", _settings(session, run.job.settings)),
+        ("set for you", ", ".join(settings)),
         ("time", f"{found.seconds:.2f} s for the dry run, {seconds:.2f} s with data and model"),
         *(("note", note) for note in found.notes),
     ]
@@ -147,17 +152,6 @@ def _stages(config: Config, workers: int, stages: Sequence[str]) -> str:
     return "\n".join([first, *stages])
 
 
-def _settings(session: Session, settings: Mapping[str, str]) -> str:
-    """Return what is set for the job, such as environment variables, as text."""
-    parts = [f"{name}={value}" for name, value in settings.items()]
-    if session.config.threads is None and "OMP_NUM_THREADS" not in os.environ:
-        threads = threads_per_worker(session.backend.workers.local_size)
-        parts.append(f"{counted(threads, 'compute thread')} per worker")
-    if "torch" in session.backend.info.versions:
-        parts.append("subnormal numbers are 0 (torch.set_flush_denormal)")
-    return ", ".join(parts)
-
-
 def _workers(session: Session, hosts: Sequence[str]) -> str:
     workers, most = session.backend.workers, most_workers(session.backend.workers)
     elastic = "" if most is None else f"; elastic: at least {workers.least}, at most {most}"
@@ -177,23 +171,21 @@ def _model(config: Config, model: ModelInfo, start: ResumePoint) -> str:
     return f"{text}, {origin} seed {config.seed}"
 
 
-def _data(session: Session) -> str:
-    sets, readers = sets_of(session.data.evaluation), session.config.read_workers
+def _data(run: TrainingRun, session: Session) -> str:
+    """Return the size of the data, and what columns are used for that a user may not have meant."""
+    task, sets, readers = run.task_data.task, sets_of(session.data.evaluation), session.config.read_workers
     # named sets have a line of their own
     evaluation = f", {number_words(len(sets['']))} to evaluate" if "" in sets else ""
-    read = f"; {counted(readers, 'reader')} per worker" if readers else ""
     orders = {Draws: ", drawn by sample_probabilities()", Lengths: ", similar sample_lengths() together"}
     order = orders.get(type(getattr(session.data.training, "ordering", None)), "")
-    return f"{size_words(session.data.training)} to train{order}{evaluation}{read}"
-
-
-def _roles(run: TrainingRun) -> str:
-    """Return what columns are used for that a user may not have meant; empty if none is."""
-    task, names = run.task_data.task, names_of_batch(run.task_data)
-    if callable(getattr(task, "loss", print)) or hasattr(task, FRAMEWORKS[run.config.framework].loss_method):
-        return ""
+    parts = [f"{size_words(session.data.training)} to train{order}{evaluation}"]
+    parts += [f"{counted(readers, 'reader')} per worker"] if readers else []
+    parts = [str(task.describe())] if hasattr(task, "describe") else parts
+    row = FRAMEWORKS[run.config.framework]
+    has_own_loss = callable(getattr(task, "loss", print)) or hasattr(task, row.loss_method)
+    names = [] if has_own_loss else names_of_batch(run.task_data)
     targets = [name for name in TARGETS if name in names]
-    parts = [f"the loss compares with {targets[0]!r}, not {targets[1]!r}"] if len(targets) > 1 else []
+    parts += [f"the loss compares with {targets[0]!r}, not {targets[1]!r}"] if len(targets) > 1 else []
     parts += ["'weights' weighs the samples in the loss"] if "weights" in names else []
     return "; ".join(parts)
 
@@ -319,7 +311,9 @@ def _options(config: Config) -> str:
 
 def show_plan(run: TrainingRun, session: Session, point: ResumePoint, found: Sequence[str]) -> None:
     """Show the plan, and what else the user should know, such as the notes found by then. Local."""
-    of_directory = filter(None, [run.lock.note, note_on_links(session.services.run_dir), *run.notes_on_task])
+    folder = session.services.run_dir / CHECKPOINTS
+    link = f"{folder} is a link: checkpoints go to {folder.resolve()}" if folder.is_symlink() else ""
+    of_directory = filter(None, [run.lock.note, link, *run.notes_on_task])
     session.services.report.say(describe_plan(run, session, point), INDENT)
     for note in (*point.notes, *found, *of_directory, *run.notes_on_options(session.plan())):
         session.services.report.note(note)

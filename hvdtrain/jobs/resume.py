@@ -19,21 +19,16 @@ from hvdtrain.checkpoints.remote import stored_checkpoints
 from hvdtrain.checkpoints.storage import Checkpoint, step_of
 from hvdtrain.config import Config
 from hvdtrain.data.stream import Stream, is_place_kept, number_words, samples_words
-from hvdtrain.errors import CheckpointError
+from hvdtrain.errors import CheckpointError, EnvironmentFault
 from hvdtrain.jobs.opening import checkpoint_config
 from hvdtrain.jobs.opening.data_identity import compare_with_checkpoint, same_field, same_task
 from hvdtrain.jobs.opening.setup import TrainingRun
-from hvdtrain.jobs.run_directory.folder import (
-    CHECKPOINTS,
-    begin_in_store,
-    lock_run,
-    origin_of,
-    resumed_checkpoint,
-)
-from hvdtrain.jobs.serving.checkpoint import chosen_checkpoint, place_of
-from hvdtrain.session import versions_with
+from hvdtrain.jobs.run_directory.folder import CHECKPOINTS, claim_run, resumes_in_place
+from hvdtrain.jobs.serving.checkpoint import chosen_checkpoint
+from hvdtrain.session import location_of, versions_with
 from hvdtrain.storage.files import run_folder
 from hvdtrain.storage.text import counted, with_urls
+from hvdtrain.storage.urls import shown
 from hvdtrain.training_plan import Progress
 from hvdtrain.workers.activity import ACTIVITY
 from hvdtrain.workers.agreement import run_on_rank_zero
@@ -67,14 +62,11 @@ class ResumePoint:
 
     def best_value(self, config: Config) -> float | None:
         """Return the best of ``values``."""
-        best: float | None = None
-        for value in self.values.values():
-            if config.keep_best is not None and config.keep_best.improves(value, best):
-                best = value
-        return best
+        best = None if config.keep_best is None else config.keep_best.best_of(self.values)
+        return None if best is None else self.values[best]
 
 
-def restore(run: TrainingRun, check_as_built: Callable[[], None] = lambda: None) -> ResumePoint:
+def restore(run: TrainingRun, is_as_built: bool = True) -> ResumePoint:
     """Collective. Find where to start from, and load it into every worker's backend."""
     config, backend = run.config, run.backend
     states: list[PortableState] = []  # rank 0's alone: it does not travel as an object
@@ -84,8 +76,11 @@ def restore(run: TrainingRun, check_as_built: Callable[[], None] = lambda: None)
         doing="reading the checkpoint" if config.resume or config.init else "",
     )
     state = states.pop() if states else None
-    if point.manifest is None:
-        check_as_built()
+    if point.manifest is None and not is_as_built:
+        raise EnvironmentFault(
+            "training starts anew, and model and optimizer of this worker are of an earlier start",
+            "The driver of the job starts another worker in its place.",
+        )
     source, weights, notes = point.source, "", list(point.notes)
     if source is None:
         backend.broadcast_state(0)
@@ -122,14 +117,16 @@ def _find(run: TrainingRun, use: Callable[[PortableState], None]) -> ResumePoint
     if config.resume == "auto":
         found, notes = storage.newest_good(_folder(config))
     elif config.resume is not None:
-        found = resumed_checkpoint(config)
+        # rank 0 has fetched, or fetches, one at a URL
+        place = run_folder(config.run_dir) if resumes_in_place(config) else config.resume
+        found = stored_checkpoints.locate(place)
         notes = found.notes()
     if found is not None:
         return _continued(run, found, notes, use)
     begun = 0 if config.resume == "auto" else None  # the directory may hold a run without a checkpoint
     if config.init is None:
         return ResumePoint(resumed_step=begun, notes=tuple(notes))
-    found = stored_checkpoints.locate(chosen_checkpoint(place_of(config.init), run.job.best))
+    found = stored_checkpoints.locate(chosen_checkpoint(config.init, run.job.best))
     state, is_ema = checkpoint_config.read_weights(found)
     use(state)
     what = "EMA weights" if is_ema else "weights"
@@ -144,15 +141,13 @@ def _continued(
     config, backend, data = run.config, run.backend, run.task_data
     _check_same_training(found, config, data.train_data)
     notes += compare_with_checkpoint(found, data.identity, config)
-    state, of_state = _state_for(found, config)
-    notes += of_state
     manifest, goal = found.manifest, config.keep_best
     if config.sync_every is not None and manifest.workers != backend.workers.size:
         notes.append(
             "local steps: the result depends on the number of workers, which was "
             f"{manifest.workers} and is {backend.workers.size}"
         )
-    use(state)
+    use(_state_for(found, config, notes))
     in_place = config.run_dir is not None and found.path.parent.resolve() == _folder(config).resolve()
     if manifest.config.get("seed") != config.seed:
         notes.append("another seed is another order: of this epoch, some samples come twice and some never")
@@ -160,8 +155,8 @@ def _continued(
     if goal and in_place:
         values = storage.values_in(_folder(config), goal.metric, manifest.step)
     return ResumePoint(
-        origin=f"{origin_of(config, found.path)}: step {manifest.step:,}, sample {manifest.samples:,} "
-        f"(epoch {manifest.epoch:.2f})",
+        origin=f"{shown(location_of(config, found.path))}: step {manifest.step:,}, sample "
+        f"{manifest.samples:,} (epoch {manifest.epoch:.2f})",
         source=found,
         manifest=manifest,
         resumed_step=manifest.step if in_place else None,
@@ -172,9 +167,9 @@ def _continued(
     )
 
 
-def _state_for(found: Checkpoint, config: Config) -> tuple[PortableState, list[str]]:
-    """Return a checkpoint's state with the averages and momenta that this job uses, and notes on them."""
-    state, notes = checkpoint_config.read_checkpoint(found), []
+def _state_for(found: Checkpoint, config: Config, notes: list[str]) -> PortableState:
+    """Return a checkpoint's state with the averages and momenta that this job uses; add notes on them."""
+    state = checkpoint_config.read_checkpoint(found)
     if config.ema_decay is None:
         state = without_ema(state)
     elif not has_ema(state):
@@ -187,7 +182,8 @@ def _state_for(found: Checkpoint, config: Config) -> tuple[PortableState, list[s
         notes.append("the checkpoint has no momentum of an outer optimizer: it starts from zero")
     before = str(found.manifest.config.get("compression"))
     state, of_compression = fitting_state(state, config.compression, before)
-    return state, [*notes, *filter(None, [of_compression])]
+    notes += filter(None, [of_compression])
+    return state
 
 
 def changes(found: Checkpoint, config: Config, backend: Backend) -> list[str]:
@@ -231,13 +227,12 @@ def _describe(value: Any) -> str:
     return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
 
 
-def find_start(run: TrainingRun, check_as_built: Callable[[], None] = lambda: None) -> ResumePoint:
+def find_start(run: TrainingRun, is_as_built: bool = True) -> ResumePoint:
     """Collective. Find where to start from, load it into every worker, return it with all notes so far."""
     config, workers, store = run.config, run.backend.workers, run.store
-    lock_run(config, workers, run.lock)  # before a checkpoint in it is read
-    of_store = begin_in_store(config, workers, store)
+    of_store = claim_run(config, workers, run.lock, store)
     ACTIVITY.enter("reading the checkpoint", is_long=True)
-    point = restore(run, check_as_built)
+    point = restore(run, is_as_built)
     if config.keep_best is not None and store is not None and point.resumed_step is not None:
         folder = _folder(config)
         stored = {folder / name: value for name, value in store.values(config.keep_best.metric).items()}

@@ -38,12 +38,10 @@ def trackers_of(
     tracking_id: str | None,
     *,
     hosts: Sequence[str] = (),
-    changes: Sequence[str] = (),
-    origin: str = "",
-    done: int | None = None,
     provenance: Provenance | None = None,
+    **more: Any,
 ) -> list[JobTracking]:
-    """Return the callback that has the run sent; none if no tracker is sent anything."""
+    """Return the callback that has the run sent, with ``more`` facts; none if no tracker is sent anything."""
     names = senders(config.track)
     if not names or tracking_id is None:
         return []
@@ -55,8 +53,7 @@ def trackers_of(
     if commit := code.record["commit"]:
         state = {True: "yes", False: "no", None: "unknown"}[code.record["dirty"]]
         facts |= {"commit": commit, "uncommitted_changes": state}
-    found = {"changes": list(changes) or None, "resumed_from": origin or None, "step": done}
-    facts |= {name: value for name, value in found.items() if value is not None}
+    facts |= {name: value for name, value in more.items() if value not in ([], "")}
     return [JobTracking(names, run_dir, tracking_id, facts, config.track_checkpoints)]
 
 
@@ -68,25 +65,20 @@ def track_runs(
     for note in notes:
         say(f"note: {note}")
     for run in map(read_run, paths):
-        for name in _trackers_for(run, names):
+        try:
+            found: Any = split_trackers(list(names) or run.config.get("track") or [])
+        except ValueError as error:
+            raise UsageError(f"{'--to' if names else run.path}: {error}") from None
+        chosen = senders(found) if isinstance(found, tuple) else []
+        if names and len(chosen) < len(found):
+            remedy = f"tensorboard --logdir {run.path}"
+            raise UsageError("--to tensorboard: TensorBoard reads the files itself, nothing is sent", remedy)
+        if not chosen:
+            known = " or --to ".join(senders(TRACKERS))
+            raise UsageError(f"{run.path}: the run's config names no tracker", f"Add --to {known}.")
+        check_installed(chosen)
+        for name in chosen:
             _send(run, name, with_checkpoints, say)
-
-
-def _trackers_for(run: StoredRun, names: Sequence[str]) -> list[str]:
-    """Return the trackers to send a run to."""
-    try:
-        found: Any = split_trackers(list(names) or run.config.get("track") or [])
-    except ValueError as error:
-        raise UsageError(f"{'--to' if names else run.path}: {error}") from None
-    chosen = senders(found) if isinstance(found, tuple) else []
-    if names and len(chosen) < len(found):
-        remedy = f"tensorboard --logdir {run.path}"
-        raise UsageError("--to tensorboard: TensorBoard reads the files itself, nothing is sent", remedy)
-    if not chosen:
-        known = " or --to ".join(senders(TRACKERS))
-        raise UsageError(f"{run.path}: the run's config names no tracker", f"Add --to {known}.")
-    check_installed(chosen)
-    return chosen
 
 
 def _send(run: StoredRun, name: str, with_checkpoints: bool, say: Callable[[str], None]) -> None:

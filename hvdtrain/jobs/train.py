@@ -11,7 +11,6 @@ from hvdtrain.callbacks import Summary
 from hvdtrain.config import Layer
 from hvdtrain.config.train_options import TrainOptions
 from hvdtrain.elastic.watch.liveness import Watching
-from hvdtrain.errors import UsageError
 from hvdtrain.host.cores import peak_bytes
 from hvdtrain.host.launcher import muted_console, open_console
 from hvdtrain.jobs import outcome
@@ -19,7 +18,7 @@ from hvdtrain.jobs.elastic.job import join_elastic_job, train_in_worlds
 from hvdtrain.jobs.entering import entered, seed_training, services_open, tool_hooks
 from hvdtrain.jobs.failures import Signals, end_if_uncaught, interruptible
 from hvdtrain.jobs.opening.setup import TrainingRun, opened
-from hvdtrain.jobs.opening.start import JobSpec, prepare, started
+from hvdtrain.jobs.opening.start import prepare, started
 from hvdtrain.jobs.plan_text import describe_check, show_plan
 from hvdtrain.jobs.resume import ResumePoint, find_start, restore
 from hvdtrain.jobs.run_directory.folder import storing
@@ -81,7 +80,7 @@ def run_job(
 ) -> Summary:
     """Collective. Resolve the configuration, make the task and train it."""
     with interruptible() as signals, seeded_frameworks():
-        job = _prepared(layers, task_class, best)
+        job = prepare(layers, task_class, best)
         watching = Watching()
         membership = join_elastic_job(job.config, signals, watching)
         tool_hooks(job.config)  # before Horovod starts
@@ -92,17 +91,10 @@ def run_job(
             timeline_requested(has_profile),  # for the whole job: an elastic one starts Horovod many times
             started(job, signals, watching, membership, stays=from_python) as backend,
         ):
-            run = replace(opened(job, backend, callbacks, lock), keeps_history=from_python, store=store)
+            run = replace(opened(job, backend, callbacks), lock=lock, keeps_history=from_python, store=store)
             if membership is not None:
                 return train_in_worlds(run, membership, signals, watching)
             return _train(run, signals, watching)
-
-
-def _prepared(layers: list[Layer], task_class: Any, best: bool | str) -> JobSpec:
-    job = prepare(layers, task_class)
-    if best and job.config.init is None:
-        raise UsageError("best chooses a checkpoint of the run that init names", "Give init, too.")
-    return replace(job, best=best) if best else job
 
 
 def _train(run: TrainingRun, signals: Signals, watching: Watching) -> Summary:
@@ -126,7 +118,7 @@ def check_job(layers: list[Layer], task_class: Any = None, best: bool | str = Fa
     """Collective. Do what a job does before its first step, and show what was found."""
     # Nothing is written: the job starts from the beginning of the data, whether it is to resume or not.
     with interruptible() as signals, seeded_frameworks():
-        job = _prepared(layers, task_class, best)
+        job = prepare(layers, task_class, best)
         with started(job, signals) as backend, signals.signals_take_precedence():
             begun_seconds = time.perf_counter()
             run = opened(job, backend, ())

@@ -20,11 +20,8 @@ class Notebook:
 
     def __init__(self) -> None:
         self.calls: list[tuple] = []
-
-    def __getattr__(self, name: str):
-        if name not in HOOKS:
-            raise AttributeError(name)
-        return lambda *args: self.calls.append((name, *args))
+        for name in HOOKS:
+            setattr(self, name, lambda *args, name=name: self.calls.append((name, *args)))
 
     @property
     def hooks(self) -> list[str]:
@@ -38,19 +35,13 @@ class Failing(Callback):
         self.hook, self.error = hook, error or ValueError("boom")
         self.called: list[str] = []
 
+        for name in ("on_start", "on_evaluation", "on_end"):
+            setattr(self, name, lambda *_, name=name: self._call(name))
+
     def _call(self, hook: str) -> None:
         self.called.append(hook)
         if hook == self.hook:
             raise self.error
-
-    def on_start(self, context):
-        self._call("on_start")
-
-    def on_evaluation(self, step, metrics):
-        self._call("on_evaluation")
-
-    def on_end(self, summary):
-        self._call("on_end")
 
 
 def told_everything(report) -> None:
@@ -156,12 +147,11 @@ def test_a_callback_that_fails_ends_the_job_with_its_name_and_is_told_of_the_end
 
 def test_a_task_gives_callbacks_as_an_attribute_or_a_method():
     mine, given = Notebook(), Notebook()
-    with_list = SimpleNamespace(callbacks=[mine])
-    with_method = SimpleNamespace(callbacks=lambda: (mine,))
-    for task in (with_list, with_method):
+    for callbacks in ([mine], lambda: (mine,)):
+        task = SimpleNamespace(callbacks=callbacks)
         assert find_callbacks(task, "my.py:Task", [given]) == [mine, given]
-    assert find_callbacks(object(), "my.py:Task") == []
-    assert find_callbacks(SimpleNamespace(callbacks=None), "my.py:Task") == []
+    for task in (object(), SimpleNamespace(callbacks=None)):
+        assert find_callbacks(task, "my.py:Task") == []
 
 
 def test_a_misspelled_method_is_refused_with_the_name_that_was_meant():

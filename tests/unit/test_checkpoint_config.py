@@ -55,16 +55,10 @@ def test_what_the_tasks_defaults_say_of_exchanging_gradients_is_left_out():
     assert (config.profile, config.sync_batch_norm) == (None, True)
 
 
-def test_an_evaluation_has_its_own_stages():
+def test_an_evaluation_has_its_own_stages_and_the_batch_of_training():
     made = manifest(stages=2, stage_cuts=[3])
     assert (resolved(made).stages, resolved(made, Layer("options", {"stages": 2})).stages) == (1, 2)
-
-
-def test_a_batch_of_evaluation_is_as_large_as_in_training():
     assert resolved(manifest(global_batch_size=50, accumulate=2)).eval_batch_size == 13
-
-
-def test_a_size_that_is_no_number_is_refused():
     made = manifest()
     made.config["global_batch_size"] = "2"
     with pytest.raises(CheckpointError, match="global_batch_size in its config must be a whole number"):

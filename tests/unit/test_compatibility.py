@@ -1,26 +1,23 @@
 """What cannot be combined is refused: each row of the table, and none of its features alone."""
 
+import re
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import yaml
 from support.documents import ROOT
 
 from hvdtrain.config import Config, Layer
 from hvdtrain.errors import ConfigError, HvdtrainError
-from hvdtrain.jobs.compatibility import ROWS, Job, Row, check
+from hvdtrain.jobs.compatibility import FIXED_SETTINGS, ROWS, Job, Row, check
 from hvdtrain.jobs.opening.start import settle
 
 # for each feature of the table, by its name in the documentation: a job that has it
 EXAMPLES: dict[str, dict[str, Any]] = {
-    "`lr_schedule` step": {"lr_schedule": "step"},
-    "`lr_schedule` one_cycle": {"lr_schedule": "one_cycle"},
-    "`lr_schedule` plateau": {"lr_schedule": "plateau"},
     "`warmup_epochs`": {"warmup_epochs": 1.5},
     "a warm-up": {"warmup_steps": 9, "warmup_epochs": 1.5},
-    "`lr_final_fraction` 1": {"lr_final_fraction": 1},
     "`init_only` or `init_skip`": {"init_skip": "*"},
-    "`resume` auto": {"resume": "auto"},
     "`profile` of later steps": {"profile": "30-40", "steps": 20},
     "`steps`": {"steps": 20},
     "`max_time`": {"max_time": "2h"},
@@ -33,15 +30,11 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "`compression` powersgd": {"compression": "powersgd:2"},
     "`sync_every`": {"sync_every": 4},
     "`shard`": {"shard": "optimizer"},
-    "`shard` gradients": {"shard": "gradients"},
     "`stages`": {"stages": 2},
     "`accumulate`": {"accumulate": 2},
-    "`precision` fp16": {"precision": "fp16"},
     "`parameter_groups`": {"parameter_groups": [{"match": "*"}]},
-    "`optimizer` lars or lamb": {"optimizer": "lamb"},
     "`early_stopping`": {"early_stopping": "loss"},
     "`keep_best`": {"keep_best": "loss"},
-    "`eval_every` null": {"eval_every": None},
     "a loss of the task's own that calls the model": {"task": {"torch_loss": "a method"}},
     "`overlap`": {"overlap": True},
     "`mixup` or `cutmix`": {"cutmix": 0.2},
@@ -50,10 +43,8 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "an elastic job": {"is_elastic": True},
     "more than 256 workers": {"most": 257},
     "reductions by NCCL": {"uses_nccl": True},
-    "`on_bad_sample` skip": {"on_bad_sample": "skip"},
-    "`lr_schedule` step or cyclic or cosine_restarts or task": {"lr_schedule": "cyclic"},
-    "`lr_schedule` inverse_sqrt": {"lr_schedule": "inverse_sqrt"},
     "`lr_schedule` task": {"lr_schedule": "task", "task": {"loss": "mse"}},
+    "`lr_schedule` step or cyclic or cosine_restarts or task": {"lr_schedule": "cyclic"},
     "`epochs`": {"epochs": 2, "steps": None},
     "a URL as `run_dir`": {"run_dir": "s3://bucket/run"},
     "data that are a stream": {"streams": {"evaluation data": SimpleNamespace(length=5)}},
@@ -62,26 +53,19 @@ EXAMPLES: dict[str, dict[str, Any]] = {
         "streams": {"training data": SimpleNamespace(length=None)},
         "steps": 5,
     },
-    "`export` or `predict` or `load`": {"command": "export"},
-    "`predict`": {"command": "predict"},
-    "`bench` or `batch-find`": {"command": "bench"},
-    "`batch-find` or `lr-find`": {"command": "lr-find"},
-    "`plan`": {"command": "plan"},
     "`global_batch_size`": {"global_batch_size": 64},
     "evaluation data": {"has_eval_data": False},
     "Gloo": {"controller": "Gloo"},
     "a training step of the task's own": {"task": {"torch_step": "a method"}},
     "an optimizer of the task's own": {"task": {"torch_optimizer": "a method"}},
-    **{
-        f"`{name}`": {"environ": name}
-        for name in (
-            "HOROVOD_HIERARCHICAL_ALLREDUCE",
-            "HOROVOD_HIERARCHICAL_ALLGATHER",
-            "HOROVOD_TORUS_ALLREDUCE",
-            "HOROVOD_AUTOTUNE",
-        )
-    },
+    **{f"`{name}`": {"environ": name} for name in FIXED_SETTINGS},
 }
+for feature in (feature for row in ROWS for feature in (row.feature, row.other)):
+    if feature.name not in EXAMPLES and feature.joined != "without":
+        # a command, or one of some values of an option
+        word, value = re.match(r"`(.+?)` ?(\S*)", feature.name).groups()
+        is_option = word in Config.model_fields
+        EXAMPLES[feature.name] = yaml.safe_load(f"{word}: {value}") if is_option else {"command": word}
 
 
 def job(monkeypatch: pytest.MonkeyPatch, *features: dict[str, Any]) -> Job:

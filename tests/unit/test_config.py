@@ -45,11 +45,8 @@ def test_one_of_a_pair_displaces_the_other_of_a_weaker_source(weaker, stronger, 
     assert {name: getattr(config, name) for name in left} == left
 
 
-def test_one_source_cannot_set_both_of_a_pair():
+def test_one_source_cannot_set_both_of_a_pair_and_a_framework_must_be_given():
     assert "run.yaml sets both" in refused(Layer("run.yaml", {"epochs": 1, "steps": 2}))
-
-
-def test_a_framework_must_be_given():
     with pytest.raises(ConfigError, match="no framework is given\nAdd --framework torch or --framework tf"):
         resolve([Layer("options", {"seed": 1})])
 
@@ -123,33 +120,20 @@ def test_an_offence_names_field_rule_value_and_source(field, value, rule):
     assert said.endswith(f"found {value!r} (run.yaml)")
 
 
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [
-        ("1e-3", 1e-3),
-        ("1:30", "1:30"),
-        ("2026-11-28", "2026-11-28"),
-        ("0o17", 15),
-        ("{a: 1e-3}", {"a": 1e-3}),
-    ],
-)
-def test_yaml_reads(text, value):
-    read = parse_yaml(text, "x")
-    assert (type(read), read) == (type(value), value)
+def test_yaml_reads_numbers_and_texts_as_its_version_1_2():
+    found = parse_yaml("[1e-3, 1:30, 2026-11-28, 0o17, {a: 1e-3}]", "x")
+    assert found == [1e-3, "1:30", "2026-11-28", 15, {"a": 1e-3}]
 
 
-def test_nothing_in_yaml_runs_code(tmp_path):
+def test_a_config_file_must_hold_fields_and_nothing_in_it_runs_code(tmp_path):
     path = tmp_path / "run.yaml"
+    path.write_text("- seed: 1")
+    with pytest.raises(ConfigError, match="must contain lines such as epochs: 3, found a list"):
+        read_file(path)
     path.write_text(f"seed: !!python/object/apply:os.mkdir [{tmp_path / 'made'}]\n")
     with pytest.raises(ConfigError, match=f"{path} is not valid YAML at line 1, column 7: "):
         read_file(path)
     assert not (tmp_path / "made").exists()
-
-
-def test_a_config_file_must_hold_fields(tmp_path):
-    (tmp_path / "run.yaml").write_text("- seed: 1")
-    with pytest.raises(ConfigError, match="must contain lines such as epochs: 3, found a list"):
-        read_file(tmp_path / "run.yaml")
 
 
 def test_assignments_read():
@@ -186,12 +170,9 @@ def test_what_is_written_repeats_the_run(tmp_path, fields):
 
 
 def test_where_a_run_lies_and_goes_on_from_is_not_part_of_what_repeats_it():
-    written = yaml.safe_load(resolved(run_dir="here", resume="auto").to_yaml())
+    written = yaml.safe_load(resolved(run_dir="here", resume="auto", overlap=True).to_yaml())
     assert {"run_dir", "resume"} & set(written) == set()
-
-
-def test_overlap_may_be_written_as_yaml_has_it():
-    assert resolved(overlap=True).overlap == resolved(overlap="true").overlap == "true"
+    assert written["overlap"] == "true"
 
 
 def test_typed_options_are_the_fields_and_take_their_values():
@@ -203,13 +184,7 @@ def test_typed_options_are_the_fields_and_take_their_values():
         TypeAdapter(kind).validate_python(values[name])
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("epochs: 1\nseed: 2\nepochs: 3\n", "line 3, column 1: the key 'epochs' is given a second time"),
-        ("a:\n  b: 1\n  c: 2\n  b: 3\n", "line 4, column 3: the key 'b' .* first is in line 2"),
-    ],
-)
-def test_a_key_that_is_given_twice_is_refused(text, said):
-    with pytest.raises(ConfigError, match=f"run.yaml is not valid YAML at {said}"):
-        parse_yaml(text, "run.yaml")
+def test_a_key_that_is_given_twice_is_refused():
+    said = "at line 4, column 3: the key 'b' is given a second time; the first is in line 2"
+    with pytest.raises(ConfigError, match=said):
+        parse_yaml("a:\n  b: 1\n  c: 2\n  b: 3\n", "run.yaml")

@@ -8,15 +8,9 @@ import pytest
 from hvdtrain.backends.records import DryRun
 from hvdtrain.data.feed import HostBatch
 from hvdtrain.errors import DataError, NonFiniteLossError, TaskError
+from hvdtrain.jobs.opening import dry_run_checks
 from hvdtrain.jobs.opening.dry_run import reused_array
-from hvdtrain.jobs.opening.dry_run_checks import (
-    Pass,
-    find_broadcast,
-    find_error,
-    find_notes,
-    random_note,
-    scale_note,
-)
+from hvdtrain.jobs.opening.dry_run_checks import Pass, find_error, find_notes, random_note, scale_note
 
 RANDOM = np.random.RandomState(3)
 LOGITS = RANDOM.randn(4, 3).astype(np.float32)
@@ -30,14 +24,12 @@ def softmax(logits):
 
 
 def passed(
-    outputs=LOGITS, targets=LABELS, *, what="training data", loss="cross_entropy", values=None, error=None,
-    last="", **arrays,
-) -> Pass:  # fmt: skip
+    outputs=LOGITS, targets=LABELS, *, loss="cross_entropy", values=None, error=None, last="", **arrays
+) -> Pass:
     given = {"inputs": np.ones((4, 2), np.float32), "targets": targets, **arrays}
-    given = {name: array for name, array in given.items() if array is not None}
     loss_values = np.ones(4, np.float32) if values is None else values
     result = DryRun(outputs, {} if error else {"loss": loss_values}, last, error)
-    return Pass(what, given, INDICES, result, named_loss=loss)
+    return Pass("training data", given, INDICES, result, named_loss=loss)
 
 
 def problem(run) -> str:
@@ -165,7 +157,7 @@ def broadcast(loss, slope=1.0, padded=0, **arrays) -> str:
             found, weighted = np.full(len(targets), found[0]), ("loss",)
         return DryRun({"logits": slope * inputs, "loss": np.zeros(())}, {"loss": found}, weighted=weighted)
 
-    error = find_broadcast("evaluation data", batch, compute(batch).outputs, compute)
+    error = dry_run_checks.find_broadcast("evaluation data", batch, compute(batch).outputs, compute)
     return "" if error is None else error.problem
 
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from support import numpy_backend
 from support.fakes import FakeBackend, make_loop_session, on_every_rank, one_worker
+from support.numpy_backend import NumpyDigits
 
 from hvdtrain.backends.records import DryRun
 from hvdtrain.config import Layer
@@ -20,10 +21,6 @@ FIELDS = {"framework": "numpy", "steps": 3, "batch_size": 16, "run_dir": "run"}
 
 class Task:
     loss = "cross_entropy"
-
-
-class NumpyDigits(numpy_backend.NumpyDigits):
-    """Handwritten digits; the others change one thing each."""
 
 
 class FewOutputs(NumpyDigits):
@@ -52,16 +49,13 @@ def test_what_is_found_ends_the_job_before_anything_is_written(here, start):
     assert list(here.iterdir()) == []
 
 
-def test_a_check_writes_nothing_and_says_what_it_found(here, capsys):
+def test_a_check_says_what_it_found_and_writes_or_changes_nothing(here, capsys):
     check_job(layers(), NumpyDigits)
     lines = capsys.readouterr().out.splitlines()
     assert lines[1] == "  model       3,610 parameters in 4 tensors"
     assert lines[2] == "  training    inputs float32 (16, 8, 8, 1), targets int64 (16,)"
     assert "the warm-up of 1 epoch is longer than the training" in lines[-1]
     assert list(here.iterdir()) == []
-
-
-def test_a_check_of_a_run_that_is_there_changes_nothing_in_it(here):
     run_job(layers(), NumpyDigits)
     before = {path: path.read_bytes() for path in Path("run").rglob("*") if path.is_file()}
     check_job(layers(resume="auto"), NumpyDigits)

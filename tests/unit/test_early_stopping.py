@@ -21,22 +21,15 @@ def session_of(tmp_path, workers, losses, patience=2, **fields):
 
 
 @pytest.mark.parametrize(
-    ("losses", "patience", "last_step"),
-    [
-        ([0.5, 0.6, 0.7, 0.1, 0.1], 2, 3),
-        ([0.5, 0.5, 0.1, 0.1, 0.1], 1, 2),
-        ([0.5, 0.4, 0.3, 0.4, 0.5], 2, 5),
-    ],
-    ids=str,
+    ("losses", "patience", "last"),
+    [([0.5, 0.6, 0.7, 0.1, 0.1], 2, 3), ([0.5, 0.5, 0.1, 0.1, 0.1], 1, 2), ([0.5, 0.4, 0.3, 0.4, 0.5], 2, 5)],
 )
-def test_training_ends_after_the_evaluation_that_ends_patience_and_is_saved(
-    tmp_path, losses, patience, last_step
-):
+def test_training_ends_after_the_evaluation_that_ends_patience_and_is_saved(tmp_path, losses, patience, last):
     session = session_of(tmp_path, one_worker(), losses, patience)
     run(session)
-    assert (session.state.progress.step, session.services.saver.steps) == (last_step, [last_step])
+    assert (session.state.progress.step, session.services.saver.steps) == (last, [last])
     assert session.services.saver.manifests[-1].waiting == session.state.early_stopping
-    assert bool(session.stopped_early) == (last_step < 5)
+    assert bool(session.stopped_early) == (last < 5)
 
 
 class StopsAt:
@@ -110,12 +103,7 @@ def test_a_metric_is_best_when_highest_unless_its_name_or_the_user_says_otherwis
 
 @pytest.mark.parametrize(
     ("new", "old", "better"),
-    [
-        (0.5, None, True),
-        (0.6, 0.5, True),
-        (0.5, 0.5, False),
-        (math.nan, 0.5, False),
-    ],
+    [(0.5, None, True), (0.6, 0.5, True), (0.5, 0.5, False), (math.nan, 0.5, False)],
 )
 @pytest.mark.parametrize("highest", [True, False])
 def test_a_number_is_better_than_none_and_a_tie_is_no_improvement(new, old, better, highest):

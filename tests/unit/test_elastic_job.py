@@ -71,8 +71,8 @@ class Job:
         try:
             workers = ElasticWorkers(membership)
             with RunLock() as lock:
-                run = opened(self.job, ElasticNumpyBackend(workers, called), (), lock)
-                run = replace(run, keeps_history=self.keeps_history)
+                run = opened(self.job, ElasticNumpyBackend(workers, called), ())
+                run = replace(run, lock=lock, keeps_history=self.keeps_history)
                 outcome = train_in_worlds(run, membership, signals, Watching())
         except BaseException as error:
             outcome = error
@@ -114,6 +114,11 @@ def job_in(tmp_path, monkeypatch):
         job.end()
 
 
+def at_step(number: int, happen):
+    """Let something happen before a step of the worker "a"."""
+    return lambda *place: happen() if place == ("a", "train_step", number) else None
+
+
 def test_a_worker_that_loses_the_others_when_training_is_complete_has_its_summary_too(job_in, monkeypatch):
     def end_late(session, summary):
         found = end_together(session, summary)
@@ -130,9 +135,7 @@ def test_a_worker_that_loses_the_others_when_training_is_complete_has_its_summar
     kept = [line for line in job.outcomes["a"].history if line["phase"] != "event"]
     assert [(line["phase"], line["step"]) for line in kept] == [("train", 2), ("train", 3), ("eval", 3)]
     for name in ("history", "best", "final", "checkpoint"):
-        one, other = (getattr(job.outcomes[worker], name) for worker in ("a", "b"))
-        assert one == other
-    assert job.outcomes["a"].checkpoint is not None
+        assert getattr(job.outcomes["a"], name) == getattr(job.outcomes["b"], name) is not None
     assert job.memberships["b"].said[-1] == ("done", 0)
 
 
@@ -148,13 +151,8 @@ def test_a_checkpoint_that_was_lost_with_its_rank_zero_is_written_by_the_next(jo
         return write(folder, state, manifest, check)
 
     monkeypatch.setattr(storage, "write", slow)
-
-    def before(name: str, call: str, number: int) -> None:
-        if (name, call, number) == ("a", "train_step", 6):
-            job.kill(name)
-
     job.loses_saves = True
-    job.run("a", "b", before=before)
+    job.run("a", "b", before=at_step(6, lambda: job.kill("a")))
     assert job.outcomes["b"].status == "completed"
     assert lost == [4]
     assert job.saved() in ([5, 7], [4, 7])  # as far as the other worker came before the loss
@@ -203,11 +201,10 @@ def test_a_worker_that_has_trained_does_not_start_anew(job_in):
 def test_a_signal_to_the_launcher_stops_all_of_them_saved(job_in):
     job = job_in()
 
-    def before(name: str, call: str, number: int) -> None:
-        if (name, call, number) == ("a", "train_step", 6):
-            job.driver.why_stop, job.driver.stop = "SIGTERM came", 15
+    def stop() -> None:
+        job.driver.why_stop, job.driver.stop = "SIGTERM came", 15
 
-    job.run("a", "b", before=before)
+    job.run("a", "b", before=at_step(6, stop))
     assert [type(outcome) for outcome in job.outcomes.values()] == [Stopped, Stopped]
     assert job.saved()[-1] in (7, 8)
     summary = json.loads((job.run_dir / "summary.json").read_text())
@@ -217,11 +214,10 @@ def test_a_signal_to_the_launcher_stops_all_of_them_saved(job_in):
 def test_an_error_of_the_code_is_told_and_summarised(job_in):
     job = job_in()
 
-    def before(name: str, call: str, number: int) -> None:
-        if (name, call, number) == ("a", "train_step", 5):
-            raise ValueError("a bug")
+    def fail() -> None:
+        raise ValueError("a bug")
 
-    job.run("a", before=before)
+    job.run("a", before=at_step(5, fail))
     assert isinstance(job.outcomes["a"], WorkerFailure)
     (kind, error) = job.memberships["a"].said[-1]
     assert (kind, "a bug" in error.problem) == ("failed", True)

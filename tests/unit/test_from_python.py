@@ -2,8 +2,6 @@
 
 import json
 import math
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +9,6 @@ import pytest
 from support.fakes import on_every_rank
 from support.numpy_backend import NumpyDigits
 
-import hvdtrain
 from hvdtrain.callbacks import Best, Summary
 from hvdtrain.checkpoints import storage
 from hvdtrain.config import Config, Layer
@@ -25,35 +22,26 @@ from hvdtrain.jobs.train import run_job
 from hvdtrain.reporting.records import line_of
 
 
-def test_importing_hvdtrain_loads_none_of_its_modules():
-    code = (
-        "import sys, hvdtrain; print([m for m in sys.modules if m.startswith('hvdtrain.') or m == 'numpy'])"
-    )
-    environ_path = str(Path(hvdtrain.__file__).parents[1])
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=environ_path, capture_output=True, text=True, check=True, timeout=99
-    )
-    assert done.stdout.strip() == "[]"
-
-
-def quiet(train, monkeypatch, callbacks=(), best=False, **fields) -> Summary:
+def quiet(best=False, **fields) -> Summary:
     """Train as ``hvdtrain.train(quiet=True)`` does."""
     given = {"framework": "numpy", "task": "digits", "learning_rate": 0.1, "run_dir": "run", **fields}
     with muted_console():
-        return run_job([Layer("train()", given)], NumpyDigits, callbacks, from_python=True, best=best)
+        return run_job([Layer("train()", given)], NumpyDigits, from_python=True, best=best)
 
 
-def test_a_quiet_training_shows_nothing_and_writes_its_files(train, monkeypatch, capfd):
-    quiet(train, monkeypatch, steps=4)
+@pytest.mark.usefixtures("train")
+def test_a_quiet_training_shows_nothing_and_writes_its_files(capfd):
+    quiet(steps=4)
     assert "".join(capfd.readouterr()) == ""
     assert {path.name for path in Path("run").iterdir()} >= {"metrics.jsonl", "summary.json", "config.yaml"}
     open_console().print("shown again")
     assert "shown again" in capfd.readouterr().out
 
 
-def test_the_summary_has_the_history_over_resumes(train, monkeypatch):
-    quiet(train, monkeypatch, steps=4, log_every=2, eval_every=2, save_every=2)
-    summary = quiet(train, monkeypatch, steps=8, log_every=2, eval_every=2, resume="auto")
+@pytest.mark.usefixtures("train")
+def test_the_summary_has_the_history_over_resumes():
+    quiet(steps=4, log_every=2, eval_every=2, save_every=2)
+    summary = quiet(steps=8, log_every=2, eval_every=2, resume="auto")
     assert [(r["phase"], r["step"]) for r in summary.history] == [
         (phase, step) for step in (2, 4, 6, 8) for phase in ("train", "eval")
     ]
@@ -86,7 +74,7 @@ def test_best_values_by_the_end_that_is_better():
     }
 
 
-def test_the_best_checkpoint_of_a_run(train, monkeypatch):
+def test_the_best_checkpoint_of_a_run(train):
     train(steps=6, eval_every=2, save_every=2, keep_last=None)
     manifests = {
         path: json.loads((path / "trainer.json").read_text())["metrics"]
@@ -103,11 +91,11 @@ def test_the_best_checkpoint_of_a_run(train, monkeypatch):
     highest = chosen_checkpoint(Path("run"), "loss:max")
     assert storage.checkpoints_in(Path("run/checkpoints"))[-1] != highest
     for number, (best, init) in enumerate({"loss:max": Path("run"), False: highest}.items()):
-        quiet(train, monkeypatch, steps=6, run_dir=f"tuned{number}", init=str(init), best=best)
+        quiet(steps=6, run_dir=f"tuned{number}", init=str(init), best=best)
     first, second = (Path(f"tuned{number}/metrics.jsonl").read_text().splitlines() for number in (0, 1))
     assert [json.loads(line)["loss"] for line in first] == [json.loads(line)["loss"] for line in second]
     with pytest.raises(UsageError, match="a checkpoint of the run that init names"):
-        quiet(train, monkeypatch, steps=1, run_dir="none", best=True)
+        quiet(steps=1, run_dir="none", best=True)
 
 
 def test_an_error_of_one_worker_is_not_shared(monkeypatch):

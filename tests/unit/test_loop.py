@@ -9,21 +9,17 @@ from hvdtrain.errors import NonFiniteLossError
 from hvdtrain.loop import run
 
 
-def test_a_step_is_read_when_the_next_has_been_launched(tmp_path):
-    backend, _, _ = trained(tmp_path, epochs=1)
+def test_a_step_is_read_when_the_next_has_been_launched_and_a_window_is_the_mean_over_samples(tmp_path):
+    backend, report, _ = trained(tmp_path, epochs=1, log_every=100)
     steps = [call for call in backend.calls if "train" in call]
     assert steps == ["train 1", "train 2", "read train 1", "train 3", "read train 2", "read train 3"]
+    assert report.windows == [(3, {"loss": (1 * 4 + 2 * 4 + 3 * 2) / 10})]
 
 
 @pytest.mark.parametrize(("log_every", "logged"), [(2, [2, 4, 5]), ("1epoch", [3, 5]), (100, [5])])
 def test_windows_are_logged_when_due_and_at_the_end(tmp_path, log_every, logged):
     _, report, _ = trained(tmp_path, log_every=log_every)
     assert [step for step, _ in report.windows] == logged
-
-
-def test_a_window_is_the_mean_over_its_samples(tmp_path):
-    _, report, _ = trained(tmp_path, epochs=1, log_every=100)
-    assert report.windows == [(3, {"loss": (1 * 4 + 2 * 4 + 3 * 2) / 10})]
 
 
 @pytest.mark.parametrize(

@@ -16,18 +16,10 @@ def saves(tmp_path, backend=None, **fields) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    ("fields", "saved_at"),
-    [
-        ({"save_every": "1epoch"}, [3, 5]),
-        ({"save_every": 2}, [2, 4, 5]),
-        ({"save_every": None}, [5]),
-        ({"save_every": "0.5epoch"}, [2, 3, 4, 5]),
-        ({"save_every": 3, "epochs": None, "steps": 4}, [3, 4]),
-    ],
-    ids=str,
+    ("every", "saved_at"), [("1epoch", [3, 5]), (2, [2, 4, 5]), (None, [5]), ("0.5epoch", [2, 3, 4, 5])]
 )
-def test_a_checkpoint_is_saved_when_due_and_once_at_the_end(tmp_path, fields, saved_at):
-    assert saves(tmp_path, **fields) == saved_at
+def test_a_checkpoint_is_saved_when_due_and_once_at_the_end(tmp_path, every, saved_at):
+    assert saves(tmp_path, save_every=every) == saved_at
 
 
 def test_all_workers_gather_the_state_and_average_their_statistics_for_what_rank_0_saves(tmp_path):

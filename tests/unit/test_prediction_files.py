@@ -5,7 +5,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from hvdtrain.jobs.serving import prediction_files
-from hvdtrain.jobs.serving.prediction_files import prediction_file
+from hvdtrain.jobs.serving.prediction_files import FORMATS
 
 SHAPES = {"one": (), "row": (3,), "grid": (2, 4), "none": (0,)}
 
@@ -19,7 +19,7 @@ def rows(first, last, dtype="float32"):
 
 
 def written(path, *parts):
-    file = prediction_file(path, sum(len(part["one"]) for part in parts))
+    file = FORMATS[path.suffix](path, sum(len(part["one"]) for part in parts))
     for part in parts:
         file.add(part)
     file.finish()

@@ -26,12 +26,11 @@ def test_a_directory_that_was_moved_is_followed_if_another_has_its_name(tmp_path
     folder.close()
 
 
-def at_step(number, happen):
-    """Let something happen after a step."""
-    return SimpleNamespace(on_step=lambda step, _: happen() if step.step == number else None)
-
-
-OPTIONS = {"steps": 20, "log_every": 2, "save_every": 5, "keep_last": None}
+def stopped_by(train, happen):
+    """Train; after step 12, let something happen that stops training."""
+    callback = SimpleNamespace(on_step=lambda step, _: happen() if step.step == 12 else None)
+    with pytest.raises(EnvironmentFault, match="training stop"):
+        train(callbacks=[callback], steps=20, log_every=2, save_every=5, keep_last=None)
 
 
 def test_a_job_whose_run_directory_is_removed_ends(train, tmp_path):
@@ -39,8 +38,7 @@ def test_a_job_whose_run_directory_is_removed_ends(train, tmp_path):
         (tmp_path / "run").rename(tmp_path / "removed")  # at once, while the saver may be writing
         shutil.rmtree(tmp_path / "removed", ignore_errors=True)
 
-    with pytest.raises(EnvironmentFault, match="training stop"):
-        train(callbacks=[at_step(12, remove)], **OPTIONS)
+    stopped_by(train, remove)
     assert not (tmp_path / "run").exists()
 
 
@@ -54,8 +52,7 @@ def test_a_directory_that_replaces_the_run_directory_is_not_written_to(train, tm
         run.mkdir()
         (run / "metrics.jsonl").write_text("another job's\n")
 
-    with pytest.raises(EnvironmentFault, match="training stop"):
-        train(callbacks=[at_step(12, replace)], **OPTIONS)
+    stopped_by(train, replace)
     assert [path.name for path in run.iterdir()] == ["metrics.jsonl"]
     assert (run / "metrics.jsonl").read_text() == "another job's\n"
     newest = checkpoints_in(moved / "checkpoints")[-1]

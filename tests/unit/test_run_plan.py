@@ -15,29 +15,17 @@ NEW = ResumePoint()
 
 
 def plan(
-    hosts=("alpha", "alpha", "beta", "beta"),
-    *,
-    own=None,
-    start=NEW,
-    found="",
-    norms=0,
-    leaves_out=False,
-    reduction="fp32, sent uncompressed",
-    **fields,
-) -> dict[str, str]:
+    hosts=("alpha", "alpha", "beta", "beta"), *, own=None, start=NEW, found="", norms=0, leaves_out=False,
+    reduction="fp32, sent uncompressed", **fields,
+) -> dict[str, str]:  # fmt: skip
     """Give the plan's lines by their name; the title goes by ""."""
     workers = FakeWorkers(0, list(hosts), None, [])
     session = make_session("runs/x", workers, **{"train_size": 1797, "eval_size": 360, **fields})
     session.state.progress = start.progress
     run = given_run(session.config, session.backend)
     task = SimpleNamespace(describe=lambda: found) if found else None
-    model = replace(
-        session.backend.model_info(),
-        batch_norm_layers=norms,
-        reduction=reduction,
-        own_rates=own,
-        leaves_out_padding=leaves_out,
-    )
+    known = {"batch_norm_layers": norms, "reduction": reduction, "own_rates": own}
+    model = replace(session.backend.model_info(), leaves_out_padding=leaves_out, **known)
     run = replace(run, task_data=replace(run.task_data, task=task), model=model, hosts=hosts)
     text = describe_plan(run, session, start)
     title, *lines = text.splitlines()

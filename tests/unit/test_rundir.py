@@ -34,9 +34,7 @@ def test_a_directory_that_holds_a_run_or_cannot_be_made_is_refused_on_every_rank
     for name in ("file", "runs", "run/metrics.jsonl", "saved/checkpoints"):
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text("earlier")
-    for error in on_every_rank(
-        ["here"] * 3, lambda workers: open_directory(config(run_dir=run_dir), workers)
-    ):
+    for error in on_every_rank(["here"] * 3, lambda own: open_directory(config(run_dir=run_dir), own)):
         assert isinstance(error, kind)
         assert error.everywhere
         assert re.match(said, str(error))
@@ -62,15 +60,11 @@ def earlier(folder):
     return run
 
 
-def gone_on(size: int, step: int, **fields: object) -> list[tuple]:
+def gone_on(size: int, step: int, **fields: object) -> None:
     """Open the earlier run on every rank, to go on from a step; closes the reports."""
-    outcomes = on_every_rank(
-        ["here"] * size, lambda workers: open_directory(config(run_dir="run", **fields), workers, step)
-    )
-    for outcome in outcomes:
-        assert isinstance(outcome, tuple), outcome
-        outcome[0].close()
-    return outcomes
+    settings = config(run_dir="run", **fields)
+    for report, _ in on_every_rank(["here"] * size, lambda own: open_directory(settings, own, step)):
+        report.close()
 
 
 def test_a_run_that_goes_on_has_logs_up_to_its_step_its_new_config_and_no_old_summary(earlier):

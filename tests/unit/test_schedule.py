@@ -14,16 +14,7 @@ from torch.optim import lr_scheduler as schedulers
 from hvdtrain.schedule import Cadence, LearningRate
 
 SCHEDULES = ("constant", "cosine", "cosine_restarts", "linear", "step", "cyclic", "plateau", "inverse_sqrt")
-RATE = LearningRate(
-    peak=0.8,
-    schedule="constant",
-    total_epochs=10.0,
-    warmup_epochs=2.0,
-    final_fraction=0.25,
-    step_epochs=(4.0, 8.0),
-    step_factor=0.5,
-    cycle_epochs=4.0,
-)
+RATE = LearningRate(0.8, "constant", 10.0, 2.0, 0.25, (4.0, 8.0), step_factor=0.5, cycle_epochs=4.0)
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
@@ -114,20 +105,11 @@ def test_cadence_reads_and_refuses_what_is_no_interval():
     ],
 )
 def test_cadence_is_due_at_the_first_step_at_or_past_each_boundary(every, batch, data_size, expected):
-    due = [
-        step
-        for step in range(1, 11)
-        if Cadence.parse(every).due(step, (step - 1) * batch, step * batch, data_size)
-    ]
-    assert due == expected
+    is_due = Cadence.parse(every).due
+    assert [n for n in range(1, 11) if is_due(n, (n - 1) * batch, n * batch, data_size)] == expected
 
 
-@given(
-    hundredths=st.integers(1, 500),
-    data_size=st.integers(1, 10**12),
-    batch=st.integers(1, 10**6),
-    boundary=st.integers(1, 10**6),
-)
+@given(st.integers(1, 500), st.integers(1, 10**12), st.integers(1, 10**6), st.integers(1, 10**6))
 def test_every_boundary_is_due_once_and_never_early(hundredths, data_size, batch, boundary):
     cadence = Cadence.parse(f"{hundredths // 100}.{hundredths % 100:02d}epoch")
     interval = Fraction(hundredths, 100) * data_size

@@ -56,22 +56,12 @@ def variant(**members: object) -> type:
     return type("Variant", (Small,), members)
 
 
-NO_TASK = ("no task is given: training the built-in task digits",)
-
-
-TORCH = {"framework": "torch"}
-
-
-@pytest.mark.parametrize(
-    ("layers", "notes"),
-    [
-        ([Layer("--set", {"task_options": {"split_seed": 1}}), Layer("options", TORCH)], NO_TASK),
-        ([Layer("--set", {}), Layer("options", TORCH)], ()),
-        ([Layer("run.yaml", TORCH), Layer("options", {"task": "digits"})], ()),
-    ],
-)
-def test_a_config_without_a_task_is_noted(layers, notes):
-    assert prepare(layers).notes == notes
+def test_a_config_without_a_task_is_noted():
+    torch = Layer("options", {"framework": "torch"})
+    found = prepare([Layer("--set", {"task_options": {"split_seed": 1}}), torch]).notes
+    assert found == ("no task is given: training the built-in task digits",)
+    assert prepare([Layer("--set", {}), torch]).notes == ()
+    assert prepare([Layer("run.yaml", torch.values), Layer("options", {"task": "digits"})]).notes == ()
 
 
 def test_what_must_be_equal_on_all_workers_is_stated():
@@ -85,12 +75,10 @@ def test_what_must_be_equal_on_all_workers_is_stated():
     }
 
 
-OWN_PATCHES = patches_digest(horovod_patches())
-
-
 def test_a_horovod_with_other_patches_is_noted_and_refused_by_elastic_jobs(monkeypatch):
     """Their workers would crash at the next change of the workers."""
-    monkeypatch.setattr(starting, "require_horovod", lambda framework: build_with(OWN_PATCHES))
+    own = patches_digest(horovod_patches())
+    monkeypatch.setattr(starting, "require_horovod", lambda framework: build_with(own))
     assert prepared().notes == ()
     monkeypatch.setenv("HVDTRAIN_ELASTIC", "h1:1")
     assert prepared().notes == ()

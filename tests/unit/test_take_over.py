@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import ClassVar
@@ -54,12 +55,10 @@ class Worker:
         workers = FakeWorkers(rank, ["here"] * 2, threading.Barrier(1), [b""])
         self.session = make_loop_session(run_dir, FakeBackend(workers), train_size=100, **fields)
         self.session.config = self.session.config.model_copy(update={"run_dir": str(run_dir)})
-        lock = RunLock()
-        lock.job, lock.generation = JOB, 1
-        context = run_context(run_dir, rank=rank)
+        lock, context = lock_of(), run_context(run_dir, rank=rank)
         model = SimpleNamespace(parameter_shapes={})
-        self.run = SimpleNamespace(context=lambda: context, callbacks=callbacks, lock=lock, model=model)
-        self.run.store = None
+        self.run = SimpleNamespace(callbacks=callbacks, lock=lock, model=model, store=None)
+        self.run.context = lambda run_dir: replace(context, rank=0, run_dir=run_dir)
         own = [callback for callback in callbacks if callback.every_rank]
         self.session.services.report = Report(context, own) if own else Report()
         if rank == 0:
@@ -125,11 +124,8 @@ def test_whenever_rank_0_is_lost_each_line_is_there_once(tmp_path_factory, data)
     is_evaluated = step % 3 == 0 and data.draw(st.booleans())
     written = [record for k in range(1, step + 2) for record in of_step(k)]
     ahead = data.draw(st.integers(-6, 3))  # lines that rank 0 wrote and this worker does not know, or lost
-    known = [
-        r
-        for r in written
-        if r["step"] < step or (r["step"] == step and (r["phase"] == "train" or is_evaluated))
-    ]
+    done = {"train", "eval", "callback"} if is_evaluated else {"train"}  # of the last step
+    known = [r for r in written if r["step"] < step or (r["step"] == step and r["phase"] in done)]
     lines = [line_of(record) for record in written[: max(0, len(known) + ahead)]]
     torn = data.draw(st.binary(max_size=20).filter(lambda text: b"\n" not in text))
     path.write_bytes(b"".join(lines) + torn)
@@ -145,10 +141,7 @@ def test_whenever_rank_0_is_lost_each_line_is_there_once(tmp_path_factory, data)
 
     found = [(line["phase"], line["step"]) for line in map(json.loads, path.read_text().splitlines())]
     assert len(set(found)) == len(found)
-    own = {
-        (record["phase"], k) for k in range(1, 61) for record in of_step(k) if record["phase"] != "callback"
-    }
-    assert own <= set(found)
+    assert {("train", k) for k in range(1, 61)} | {("eval", k) for k in range(3, 61, 3)} <= set(found)
     trained = [k for phase, k in found if phase == "train"]
     assert trained == sorted(trained)
 
@@ -204,9 +197,8 @@ def test_checkpoints_of_later_steps_are_set_aside_and_the_newest_is_known(run_di
     (run_dir / "checkpoints" / "step-00000003" / "model.safetensors").chmod(0)  # nothing is hashed
     new.stand_at(4)
     die(old)
-    notes = new.take_over()
-    assert len(notes) == 1
-    assert "step-00000005 is of a later step; set aside as set-aside-step-00000005" in notes[0]
+    (note,) = new.take_over()
+    assert "step-00000005 is of a later step; set aside as set-aside-step-00000005" in note
     assert new.session.services.saver.newest == run_dir / "checkpoints" / "step-00000003"
     best = new.session.services.saver._best_of(storage.checkpoints_in(run_dir / "checkpoints"))
     assert best == run_dir / "checkpoints" / "step-00000002"
@@ -268,10 +260,8 @@ def test_a_directory_that_is_not_seen_is_made_anew_and_it_is_said(run_dir, tmp_p
     new.session.services.run_dir = elsewhere = tmp_path / "elsewhere"
     (elsewhere / "indices").mkdir(parents=True)  # this worker's own trace
     new.stand_at(2)
-    notes = new.take_over()
-    assert notes[0].startswith(
-        f"here cannot see the run directory {elsewhere} of the earlier rank 0; it is made"
-    )
+    note, *_ = new.take_over()
+    assert note.startswith(f"here cannot see the run directory {elsewhere} of the earlier rank 0; it is made")
     assert logged(elsewhere) == [("train", 1), ("train", 2)]
     assert (elsewhere / "config.yaml").is_file()
 
@@ -315,20 +305,23 @@ def test_the_lock_of_a_rank_0_that_was_given_up_is_no_hindrance_and_tells_it(run
     new = Worker(run_dir, 1)
     new.stand_at(0)
     (note,) = new.take_over()
-    assert note.startswith(
-        f"a worker that is no longer in the job keeps the lock of {run_dir}: process {frozen.pid}"
-    )
+    lock = f"keeps the lock of {run_dir}: process {frozen.pid}"
+    assert note.startswith(f"a worker that is no longer in the job {lock}")
     assert new.run.lock.lost() == ""
     frozen.stdin.write("go on\n")
     frozen.stdin.flush()
     assert frozen.stdout.readline().startswith(f"the run directory was taken over: process {os.getpid()} on ")
 
 
+def lock_of(generation: int = 1) -> RunLock:
+    lock = RunLock()
+    lock.job, lock.generation = JOB, generation
+    return lock
+
+
 def test_a_worker_that_was_given_up_does_not_lock_again(run_dir):
     run_dir.mkdir()
-    first, late = RunLock(), RunLock()
-    first.job = late.job = JOB
-    first.generation, late.generation = 3, 2
+    first, late = lock_of(3), lock_of(2)
     first.acquire(run_dir)
     first.release()
     with pytest.raises(EnvironmentFault, match="was taken over: process"):
@@ -359,8 +352,7 @@ def test_a_worker_without_a_lease_writes_nothing(run_dir):
 
 def test_hosts_that_do_not_see_the_directory_are_named(run_dir, tmp_path):
     def opened(workers):
-        lock = RunLock()
-        lock.job, lock.generation = JOB, 1
+        lock = lock_of()
         if workers.rank:  # its host has another disk
             lock.is_of_job = lambda path: workers.rank == 1
         fields = {"framework": "torch", "epochs": 1, "run_dir": str(run_dir)}

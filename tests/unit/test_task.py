@@ -132,26 +132,15 @@ def test_options_that_do_not_fit_are_named(task_class, options, said):
     assert said in why(task_class, options)
 
 
-@pytest.mark.parametrize(
-    ("members", "said"),
-    [
-        ({"train_data": None}, "no method train_data()"),
-        (
-            {"torch_model": None, "tf_model": print},
-            "torch_model(), which --framework torch needs\nIt has tf_",
-        ),
-    ],
-)
-def test_what_a_task_lacks_for_its_framework_is_named(members, said):
-    assert said in why(type("Part", (Base,), members), {})
-
-
 class OwnLoss:
     train_data = eval_data = torch_model = tf_model = lambda self: None
     torch_loss = lambda self, model, batch: None  # noqa: E731
 
 
-def test_a_task_needs_a_loss_for_its_framework():
+def test_what_a_task_lacks_for_its_framework_is_named():
+    assert "no method train_data()" in why(type("Part", (Base,), {"train_data": None}), {})
+    other = type("Part", (Base,), {"torch_model": None, "tf_model": print})
+    assert "torch_model(), which --framework torch needs\nIt has tf_" in why(other, {})
     assert make_task(OwnLoss, "it", {}, "torch")
     assert "neither loss nor tf_loss(model, batch)" in why(OwnLoss, {}, "tf")
 
@@ -197,16 +186,9 @@ def test_helpers_of_a_task_get_no_note():
     assert not notes_on_members(type("Part", (WithHelpers, unittest.TestCase), {"lr": 3})())
 
 
-def test_another_process_finds_a_class_by_its_spec():
+def test_another_process_finds_a_class_by_its_spec_and_an_instance_is_the_task_itself():
     assert load_task_class(task_spec(Digits)) is Digits
-
-
-class WithDefaults(Base):
-    defaults = {"epochs": 2, "task_options": {"size": 3}}  # noqa: RUF012
-
-
-def test_an_instance_is_the_task_itself():
-    task = WithDefaults()
+    task = type("WithDefaults", (Base,), {"defaults": {"epochs": 2, "task_options": {"size": 3}}})()
     made_by = task_class_of(task)
     assert make_task(made_by, "it", {}, "torch") is task
     assert made_by.defaults == {"epochs": 2}

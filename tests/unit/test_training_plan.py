@@ -40,13 +40,7 @@ def test_what_follows_from_the_config(fields, found):
     assert {name: attrgetter(name)(plan) for name in found} == found
 
 
-@given(
-    workers=st.integers(1, 9),
-    data_size=st.integers(1, 5000),
-    epochs=st.integers(1, 5),
-    batch_size=st.integers(1, 64),
-    accumulate=st.integers(1, 3),
-)
+@given(st.integers(1, 9), st.integers(1, 5000), st.integers(1, 5), st.integers(1, 64), st.integers(1, 3))
 def test_every_step_moves_on_and_the_last_ends_exactly(workers, data_size, epochs, batch_size, accumulate):
     found = layout(workers, data_size, epochs=epochs, batch_size=batch_size, accumulate=accumulate)
     samples = 0
@@ -56,12 +50,7 @@ def test_every_step_moves_on_and_the_last_ends_exactly(workers, data_size, epoch
     assert samples == found.last_sample == epochs * data_size
 
 
-@given(
-    data_size=st.integers(1, 5000),
-    batch_size=st.integers(1, 64),
-    steps=st.integers(0, 200),
-    workers=st.integers(1, 4),
-)
+@given(st.integers(1, 5000), st.integers(1, 64), st.integers(0, 200), st.integers(1, 4))
 @example(data_size=1797, batch_size=32, steps=31, workers=1)
 def test_as_many_steps_are_in_a_warm_up_in_steps(data_size, batch_size, steps, workers):
     plan = layout(workers, data_size, warmup_steps=steps, batch_size=batch_size)
@@ -107,25 +96,14 @@ def going_on(step: int, samples: int, **fields: object) -> TrainingPlan:
 
 @pytest.mark.parametrize(
     ("progress", "batch_size", "last_sample", "steps"),
-    [
-        ((0, 0), 10, 60, 6),
-        ((4, 40), 10, 60, 6),
-        ((4, 40), 20, 80, 6),
-        ((4, 40), 7, 54, 6),
-        ((9, 90), 10, 90, 9),
-    ],
+    [((0, 0), 10, 60, 6), ((4, 40), 20, 80, 6), ((4, 40), 7, 54, 6), ((9, 90), 10, 90, 9)],
 )
 def test_steps_end_at_the_same_step_whatever_the_batch_was(progress, batch_size, last_sample, steps):
     found = going_on(*progress, batch_size=batch_size, epochs=None, steps=6)
     assert (found.last_sample, found.steps) == (last_sample, steps)
 
 
-@given(
-    before=st.integers(0, 500),
-    step=st.integers(0, 50),
-    batch_size=st.integers(1, 64),
-    epochs=st.integers(1, 5),
-)
+@given(st.integers(0, 500), st.integers(0, 50), st.integers(1, 64), st.integers(1, 5))
 def test_a_run_that_goes_on_ends_exactly_where_it_should(before, step, batch_size, epochs):
     found = going_on(step, before, batch_size=batch_size, epochs=epochs)
     samples, count = before, step

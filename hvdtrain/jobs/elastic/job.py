@@ -21,7 +21,8 @@ from hvdtrain.jobs.elastic import world_state
 from hvdtrain.jobs.entering import close_services, entered, open_services, seed_training
 from hvdtrain.jobs.failures import Signals, end_of_job
 from hvdtrain.jobs.opening.data_identity import agree_on_data, compare_with_job
-from hvdtrain.jobs.opening.setup import TrainingRun
+from hvdtrain.jobs.opening.setup import TrainingRun, model_values
+from hvdtrain.jobs.opening.start import common_values
 from hvdtrain.jobs.plan_text import show_plan
 from hvdtrain.jobs.resume import ResumePoint
 from hvdtrain.jobs.run_directory.folder import CHECKPOINTS
@@ -74,7 +75,8 @@ class _Worlds:
     ) -> None:
         self._run, self._session, self._membership = run, session, membership
         self._signals, self._notes = signals, notes
-        self._values = world_state.values_to_compare(run)
+        common = common_values(run.job, run.backend)
+        self._values = {**common, **run.task_data.common_values, **model_values(run.model)}
         run.lock.job = membership.job
         session.services.lost_lease = lambda: membership.lost_lease
         # whether this worker's state is that of a step, and whether it is as the model was built
@@ -89,12 +91,12 @@ class _Worlds:
         """Train in one world after another; return the summary of training that is complete."""
         session, membership = self._session, self._membership
 
-        def report(ending: outcome.Ending) -> None:
-            if isinstance(ending.error, errors.Stopped | errors.Removed) or membership.lost_lease:
+        def report(status: str, problem: str | None, error: BaseException) -> None:
+            if isinstance(error, errors.Stopped | errors.Removed) or membership.lost_lease:
                 return  # it is reported already, or this worker may not write
             with outcome.errors_noted(session.services.report):
                 session.services.saver.finish(outcome.LAST_SAVE_SECONDS)  # the summary names it
-            session.services.report.on_end(outcome.summarise(session, ending.status, ending.problem))
+            session.services.report.on_end(outcome.summarise(session, status, problem))
 
         with outcome.early_end_reported(session, membership.explain, report, membership.failed):
             while (summary := self._trained_in_next_world()) is None:
@@ -218,7 +220,7 @@ class _Worlds:
             session.backend.broadcast_state(0)
         if not is_root:
             if not self._has_begun:  # a worker that joins makes its report
-                context = replace(self._run.context(), run_dir=common["run_dir"])
+                context = self._run.context(common["run_dir"])
                 session.services.report = report_of_others(context, self._run.callbacks)
                 session.services.report.set_clock(common["seconds"])
                 self._has_begun = True
@@ -236,7 +238,7 @@ class _Worlds:
         known = session.services.run_dir if self._has_begun else None
         if self._has_begun:
             world_state.hand_over_run(self._run, session, world)
-        run, point = world_state.start_of(self._run, world, known, self._check_as_built)
+        run, point = world_state.start_of(self._run, world, known, self._is_as_built)
         self._is_as_built = point.manifest is None
         before = max(
             session.backend.workers.allgather_object((session.state.changes, session.state.paused_seconds))
@@ -250,10 +252,3 @@ class _Worlds:
         open_services(run, session, point)
         self._has_begun = self._is_whole = True
         show_plan(run, session, point, self._notes)
-
-    def _check_as_built(self) -> None:
-        if not self._is_as_built:
-            raise errors.EnvironmentFault(
-                "training starts anew, and model and optimizer of this worker are of an earlier start",
-                "The driver of the job starts another worker in its place.",
-            )

@@ -1,6 +1,6 @@
 """How all workers of a world of an elastic job come to one state, and who writes the run directory."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,9 +15,7 @@ from hvdtrain.data.eval_sets import sets_of
 from hvdtrain.data.training_data import SkippedSamples
 from hvdtrain.errors import EnvironmentFault
 from hvdtrain.jobs.entering import report_of, saver_of
-from hvdtrain.jobs.failures import forget_causes
-from hvdtrain.jobs.opening.setup import TrainingRun, model_values
-from hvdtrain.jobs.opening.start import common_values
+from hvdtrain.jobs.opening.setup import TrainingRun
 from hvdtrain.jobs.resume import ResumePoint, find_start
 from hvdtrain.jobs.run_directory.folder import CHECKPOINTS
 from hvdtrain.jobs.run_directory.lock import RunLock
@@ -68,14 +66,8 @@ def stand_there(session: Session, common: Mapping[str, Any]) -> None:
     session.stopped_early = common["stopped_early"]
 
 
-def values_to_compare(run: TrainingRun) -> Mapping[str, Any]:
-    """Return what must be equal on all workers of an elastic job, by the name that an error message uses."""
-    common = common_values(run.job, run.backend)
-    return {**common, **run.task_data.common_values, **model_values(run.model)}
-
-
 def start_of(
-    run: TrainingRun, world: World, known: Path | None, check_as_built: Callable[[], None]
+    run: TrainingRun, world: World, known: Path | None, is_as_built: bool
 ) -> tuple[TrainingRun, ResumePoint]:
     """Collective. Find where a world starts from, and load it into every worker."""
     workers = run.backend.workers
@@ -86,27 +78,21 @@ def start_of(
 
     def look() -> tuple[bool, bool]:
         folder = Path(path or "")
-        has_saved = is_own and bool(checkpoints_in(folder / CHECKPOINTS))
-        return has_saved, is_own or (world.generation > 1 and path is not None and _is_untouched(folder))
+        log, has_saved = folder / METRICS_FILE, is_own and bool(checkpoints_in(folder / CHECKPOINTS))
+        is_untouched = log.is_file() and log.stat().st_size == 0  # made by a run that has written nothing yet
+        is_untouched &= not any((folder / name).exists() for name in (SUMMARY_FILE, CHECKPOINTS))
+        return has_saved, is_own or (world.generation > 1 and path is not None and is_untouched)
 
     has_saved, is_begun = run_on_rank_zero(workers, look)
     changes: dict[str, Any] = {"run_dir": path, **({"resume": "auto"} if has_saved else {})}
     run = replace(run.with_config(**changes), hosts=[member.host for member in world.members])
-    point = find_start(run, check_as_built)
+    point = find_start(run, is_as_built)
     if is_begun and point.resumed_step is None:
         point = replace(point, resumed_step=0)
     if world.source == "checkpoint" and not has_saved:
         lost = f"no worker has the state of training any more; {path} has no checkpoint: training starts anew"
         point = replace(point, notes=(*point.notes, lost))
     return run, point
-
-
-def _is_untouched(folder: Path) -> bool:
-    """Return whether a run directory was made by a run that has written nothing yet."""
-    log = folder / METRICS_FILE
-    if any((folder / name).exists() for name in (SUMMARY_FILE, CHECKPOINTS)):
-        return False
-    return log.is_file() and log.stat().st_size == 0
 
 
 def warm_up(session: Session) -> None:
@@ -128,13 +114,9 @@ def report_change(session: Session, world: World, pause_seconds: float) -> None:
     session.state.changes += 1
     session.state.paused_seconds += pause_seconds
     plan = session.plan()
-    session.services.report.on_change(
-        session.step_info(session.learning_rate(plan)),
-        WorkersChange(
-            world.change.left, world.change.joined, world.change.why, world.generation, pause_seconds
-        ),
-        plan.steps,
-    )
+    left, joined, why = world.change.left, world.change.joined, world.change.why
+    change = WorkersChange(left, joined, why, world.generation, pause_seconds)
+    session.services.report.on_change(session.step_info(session.learning_rate(plan)), change, plan.steps)
 
 
 def take_over_run(run: TrainingRun, session: Session, world: World) -> list[str]:
@@ -157,7 +139,6 @@ def take_over_run(run: TrainingRun, session: Session, world: World) -> list[str]
         raise EnvironmentFault(
             f"cannot continue with the run directory {services.run_dir}: {error}"
         ) from None
-    forget_causes(services.run_dir)
     return notes
 
 
@@ -174,7 +155,7 @@ def hand_over_run(run: TrainingRun, session: Session, world: World) -> None:
     if old.folder is not None:  # a checkpoint that is still being written must not take its name
         old.folder.lost_lease = lambda: "the run directory was handed over"
     run.lock.release()
-    context = replace(run.context(), rank=world.rank, workers=world.size, run_dir=session.services.run_dir)
+    context = replace(run.context(session.services.run_dir), rank=world.rank, workers=world.size)
     session.services.report = report = report_of_others(context, run.callbacks)
     report.go_on_from(old, session.plan().steps, session.state.progress.step)
 
@@ -195,7 +176,7 @@ def _open_again(run: TrainingRun, session: Session, world: World) -> list[str]:
     newest = kept[-1] if kept else None
     values = {} if best is None else storage.values_in(folder, best.metric, step)
     old, moved = session.services.report, f"rank 0 is on {world.host} from here on"
-    trackers = trackers_of(session.config, path, session.state.tracking_id, changes=[moved], done=step)
+    trackers = trackers_of(session.config, path, session.state.tracking_id, changes=[moved], step=step)
     session.services.report = report = report_of(run, session, path, first - 1, trackers)
     (path / SUMMARY_FILE).unlink(missing_ok=True)
     report.append(missing)

@@ -1,15 +1,15 @@
 """What a job takes from a checkpoint: the config of the training that made it, and its weights."""
 
 import shlex
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from hvdtrain.backends.base import Backend
 from hvdtrain.backends.portable.initial_values import ema_as_weights, has_ema, without_ema
 from hvdtrain.backends.portable.names import OF_LAYERS, is_private
 from hvdtrain.backends.portable.partial import REMEDY, Choice, select
-from hvdtrain.backends.records import PortableState, Shapes, StatePart
+from hvdtrain.backends.records import PortableState, StatePart
 from hvdtrain.checkpoints import storage
 from hvdtrain.checkpoints.digest import describe_changes
 from hvdtrain.checkpoints.manifest import CorruptCheckpoint, Manifest
@@ -51,7 +51,11 @@ def find_unverified(path: Path | str) -> Checkpoint:
     """Find what a user names, a checkpoint or a run's newest, by its manifest alone. Local: no collective."""
     if isinstance(path, str):
         return stored_checkpoints.find_unverified(path)
-    for candidate in (path, *_newest_first(path / CHECKPOINTS), *_newest_first(path)):
+    candidates = [path]
+    for folder in (path / CHECKPOINTS, path):
+        with suppress(OSError):
+            candidates += reversed(storage.checkpoints_in(folder))
+    for candidate in candidates:
         manifest = storage.read_manifest(candidate)
         if manifest is not None:
             return Checkpoint(candidate, manifest)
@@ -111,13 +115,6 @@ def layers_of(found: Checkpoint, given: list[Layer]) -> list[Layer]:
     return [Layer(f"checkpoint {found.path}", values), *given]
 
 
-def _newest_first(folder: Path) -> Iterable[Path]:
-    try:
-        return reversed(storage.checkpoints_in(folder))
-    except OSError:
-        return ()
-
-
 def read_weights(found: Checkpoint, prefer_ema: bool = True) -> tuple[PortableState, bool]:
     """Return a checkpoint's weights, and whether they are the moving average. Local: no collective."""
     state = read_checkpoint(found, weights_only=True)
@@ -125,28 +122,24 @@ def read_weights(found: Checkpoint, prefer_ema: bool = True) -> tuple[PortableSt
     return (ema_as_weights(state) if taken else without_ema(state)), taken
 
 
-def load_weights(found: Checkpoint, backend: Backend, weights: PortableState | None) -> None:
-    """Collective. Load weights into every worker; the optimizer stays as it was built."""
-    with misfits_named(found):
-        backend.scatter_state(weights, StatePart.WEIGHTS)
-
-
 def load_initial_weights(
     found: Checkpoint, backend: Backend, weights: PortableState | None, choice: Choice
 ) -> str:
     """Collective. Load weights, or a part of them, into every worker; the rest keeps its initial values."""
     # Return a table of what was taken and what was not; empty if all was.
-    expected, shapes = backend.weight_shapes, _shapes(weights or {})
-    text = ""
+    text, arrays = "", (weights or {}).items()
+    # without what only one framework reads
+    shapes = {n: tuple(a.shape) for n, a in arrays if n.startswith("model/") and not is_private(n)}
     if not choice.is_all:
         taken, table = run_on_rank_zero(
-            backend.workers, lambda: select(f"checkpoint {found.path}", expected, shapes, choice)
+            backend.workers,
+            lambda: select(f"checkpoint {found.path}", backend.weight_shapes, shapes, choice),
         )
         # what else than variables a Keras layer keeps, such as a vocabulary
-        paths = {name: name.removeprefix(OF_LAYERS) for name in weights or {} if name.startswith(OF_LAYERS)}
+        paths = {name: name.removeprefix(OF_LAYERS) for name, _ in arrays if name.startswith(OF_LAYERS)}
         of_layers = [n for n, path in paths.items() if not choice.reason_against(n, f"model/{path}")]
         names = {*taken, *of_layers}
-        weights = {name: array for name, array in (weights or {}).items() if name in names}
+        weights = {name: array for name, array in arrays if name in names}
         text = "\n".join([table, *(f"  taken    {name}" for name in of_layers)])
     try:
         part = StatePart.WEIGHTS if choice.is_all else StatePart.SOME_WEIGHTS
@@ -158,15 +151,6 @@ def load_initial_weights(
             everywhere=True,
         ) from None
     return text
-
-
-def _shapes(state: PortableState) -> Shapes:
-    """Return the shapes of a model's arrays, without what only one framework reads."""
-    return {
-        name: tuple(array.shape)
-        for name, array in state.items()
-        if name.startswith("model/") and not is_private(name)
-    }
 
 
 def changed_outputs(found: Checkpoint, backend: Backend, config: Config, is_ema: bool) -> list[str]:

@@ -89,12 +89,6 @@ def keyed(method: str, data: Any) -> dict[str, Any]:
     return {f"{method}/{name}" if name else method: dataset for name, dataset in sets_of(data).items()}
 
 
-def by_words(train_data: Any, eval_data: Any) -> dict[str, Any]:
-    """Return data sets by what messages call them, the training data first if there are any."""
-    training = {} if train_data is None else {TRAINING_DATA: train_data}
-    return training | {set_words(name): one for name, one in sets_of(eval_data).items()}
-
-
 def words_for(key: str) -> str:
     """Return what messages call a data set, by its key."""
     method, _, name = key.partition("/")
@@ -189,8 +183,15 @@ def compare_with_checkpoint(found: Checkpoint, data: JobData, config: Config) ->
         elif config.on_changed_data == "warn":
             notes.append(f"{problem}. {leak}")
         else:
-            remedy = _changed_remedy(trained_with.get("seed"), config.seed)
-            raise CheckpointError(f"{problem}. {leak}", remedy)
+            seed = trained_with.get("seed")
+            another = f", another seed ({seed} then, {config.seed} now)" if seed != config.seed else ""
+            raise CheckpointError(
+                f"{problem}. {leak}",
+                "Usual causes: a split or an order that is random and has no seed or is drawn outside the "
+                "task's constructor, the order of a set (horovodrun sets PYTHONHASHSEED=0 for its workers), "
+                f"changed files, another collate or padding{another}. Give the task the data that it had. "
+                "If the change is intended: --on-changed-data warn.",
+            )
     return notes
 
 
@@ -247,13 +248,3 @@ def _change(name: str, before: Fingerprint, now: Fingerprint, data: JobData, not
 def _changes_note(name: str, keys: Sequence[str]) -> str:
     names = ", ".join(map(repr, keys))
     return f"every reading of the {words_for(name)} gives other values under {names}, which are not compared"
-
-
-def _changed_remedy(seed_before: Any, seed: int) -> str:
-    another = f", another seed ({seed_before} then, {seed} now)" if seed_before != seed else ""
-    return (
-        "Usual causes: a split or an order that is random and has no seed or is drawn outside the task's "
-        "constructor, the order of a set (horovodrun sets PYTHONHASHSEED=0 for its workers), changed files, "
-        f"another collate or padding{another}. Give the task the data that it had. "
-        "If the change is intended: --on-changed-data warn."
-    )

@@ -12,16 +12,10 @@ import numpy as np
 
 from hvdtrain.checkpoints.manifest import Manifest
 from hvdtrain.config import Config
-from hvdtrain.config.field_names import task_advice
+from hvdtrain.config.field_names import TASK_ADVICE, advice_for
 from hvdtrain.data.datasets import ArrayDataset, as_dataset, fetch, signature
 from hvdtrain.data.drawn import unordered
-from hvdtrain.data.eval_sets import (
-    EvalSets,
-    check_not_bare_sets,
-    fetch_with_name,
-    name_the_set,
-    set_words,
-)
+from hvdtrain.data.eval_sets import by_words, fetch_with_name, name_the_set
 from hvdtrain.data.fingerprint import columns_of
 from hvdtrain.data.numeric import all_bits, merged_by_cast
 from hvdtrain.data.order import order_identity
@@ -29,7 +23,7 @@ from hvdtrain.data.readers import Fetch, LocalFetch
 from hvdtrain.data.stream import Stream
 from hvdtrain.errors import DataError, TaskError
 from hvdtrain.host.frameworks import FRAMEWORKS
-from hvdtrain.jobs.opening.data_identity import DATA, METHODS, by_words
+from hvdtrain.jobs.opening.data_identity import METHODS
 from hvdtrain.session import Session
 from hvdtrain.storage.text import counted, did_you_mean, some
 from hvdtrain.task import ATTRIBUTES, MEMBERS, Arrays, GivenTask
@@ -82,23 +76,10 @@ _VALUES = 1 << 21  # of an array that are compared
 _READ = 64  # samples of other data
 
 
-def open_sets(source: Any, collate: Any, config: Config, method: str) -> tuple[Any, dict[str, Any]]:
-    """Open data and check that they can be read; return what must be equal on all workers, too. Local."""
-    if method == "eval_data":
-        check_not_bare_sets(source, collates=collate is not None)
-    if method != "eval_data" or not isinstance(source, EvalSets):
-        return _open_set(source, collate, config, DATA[method])
-    opened, values = {}, {"names of the evaluation sets": ", ".join(source)}
-    for name, one in source.items():
-        opened[name], found = _open_set(one, collate, config, set_words(name), is_named=True)
-        values |= found
-    return EvalSets(opened), values
-
-
-def _open_set(
+def open_set(
     source: Any, collate: Any, config: Config, what: str, is_named: bool = False
 ) -> tuple[Any, dict[str, Any]]:
-    """Open a data set; ``what`` it is called stands in errors."""
+    """Open a data set, which must be readable, with what of it must be equal on all workers. Local."""
     try:
         dataset = as_dataset(source, collate=collate)
     except Exception as error:
@@ -198,10 +179,8 @@ def make_task(task_class: Callable[..., Any], spec: str, options: Mapping[str, A
             continue
         needed, remedy = "", "`hvdtrain docs tasks` lists what a task needs."
         if name == row.model_method:
-            needed, methods = (
-                f", which --framework {framework} needs",
-                [r.model_method for r in FRAMEWORKS.values()],
-            )
+            needed = f", which --framework {framework} needs"
+            methods = [r.model_method for r in FRAMEWORKS.values()]
             if other := next((one for one in methods if callable(getattr(task, one, None))), None):
                 remedy = f"It has {other}(): use the other --framework, or add {name}()."
         raise TaskError(f"task {spec} has no method {name}(){needed}", _hint_at(task, name) or remedy)
@@ -230,16 +209,19 @@ def _check_options(task_class: Callable[..., Any], spec: str, options: Mapping[s
 
 def notes_on_members(task: Any) -> list[str]:
     """Return notes on members of a task that are misspelt, or that other trainers have."""
-    return [
-        f"the task has {_own_name(task, name)}, which hvdtrain does not know; {meant}"
-        for name, meant in unknown_members(task).items()
-    ]
+    found = unknown_members(task).items()
+    return [f"the task has {name}, which hvdtrain does not know; {meant}" for name, meant in found]
 
 
 def unknown_members(task: Any) -> dict[str, str]:
     """Return members of a task that hvdtrain does not use, but seems meant to, by name with what is meant."""
     # What a class of a library gives is not looked at, nor what the task has in addition to the right member.
-    classes = [kind for kind in type(task).__mro__ if _is_users(kind)]
+    classes = []
+    for kind in type(task).__mro__:
+        path = getattr(sys.modules.get(kind.__module__), "__file__", None) or ""
+        is_installed = kind.__module__.partition(".")[0] in (*sys.stdlib_module_names, "hvdtrain")
+        if kind.__module__ == "__main__" or not (is_installed or "-packages" in path):
+            classes.append(kind)
     codes = [getattr(value, "__code__", None) for kind in classes for value in vars(kind).values()]
     read = {name for code in codes if code is not None for name in code.co_names}  # for its own use
     found = {}
@@ -248,10 +230,12 @@ def unknown_members(task: Any) -> dict[str, str]:
             if name in MEMBERS or name in read or name.startswith("_"):
                 continue
             near = difflib.get_close_matches(name.lower(), MEMBERS, n=1, cutoff=_NEAR)
-            if advice := task_advice(name):
-                found[name] = advice
+            is_method = callable(inspect.getattr_static(task, name, None))  # a property is not computed
+            own_name = f"{name}()" if is_method else name
+            if advice := advice_for(name, TASK_ADVICE):
+                found[own_name] = advice
             elif near and members.get(near[0]) is None:
-                found[name] = f"did you mean {near[0]}{'' if near[0] in ATTRIBUTES else '()'}?"
+                found[own_name] = f"did you mean {near[0]}{'' if near[0] in ATTRIBUTES else '()'}?"
     return found
 
 
@@ -259,18 +243,5 @@ def _hint_at(task: Any, missing: str) -> str:
     """Return what a task may have in place of a member that it lacks, as a sentence; empty if nothing is."""
     for name, meant in unknown_members(task).items():
         if re.search(rf"\b{missing}\b", meant):
-            return f"It has {_own_name(task, name)}: {meant}"
+            return f"It has {name}: {meant}"
     return ""
-
-
-def _own_name(task: Any, name: str) -> str:
-    is_method = callable(inspect.getattr_static(task, name, None))  # a property is not computed
-    return f"{name}()" if is_method else name
-
-
-def _is_users(kind: type) -> bool:
-    """Return whether a class is written by the user, and comes from no library."""
-    module = sys.modules.get(kind.__module__)
-    path = getattr(module, "__file__", None) or ""
-    is_installed = kind.__module__.partition(".")[0] in (*sys.stdlib_module_names, "hvdtrain")
-    return kind.__module__ == "__main__" or not (is_installed or "-packages" in path)

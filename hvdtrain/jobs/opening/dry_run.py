@@ -16,7 +16,7 @@ from hvdtrain.backends.objective.losses import IGNORE_INDEX
 from hvdtrain.backends.objective.objective import has_own_values
 from hvdtrain.backends.records import ModelInfo
 from hvdtrain.checkpoints.digest import ArrayForm, forms_of
-from hvdtrain.data.eval_sets import TRAINING_DATA, set_words, sets_of
+from hvdtrain.data.eval_sets import TRAINING_DATA, by_words, set_words, sets_of
 from hvdtrain.data.feed import HostBatch
 from hvdtrain.data.readers import LocalFetch
 from hvdtrain.data.stream import Stream
@@ -25,7 +25,6 @@ from hvdtrain.host.cores import limit_bytes, peak_bytes
 from hvdtrain.host.frameworks import FRAMEWORKS
 from hvdtrain.jobs.failures import lack_of_memory
 from hvdtrain.jobs.opening import dry_run_checks as checks
-from hvdtrain.jobs.opening.data_identity import by_words
 from hvdtrain.jobs.opening.dry_run_checks import Pass
 from hvdtrain.session import Session
 from hvdtrain.workers.activity import ACTIVITY
@@ -46,15 +45,25 @@ class Dry:
 def try_out(session: Session, task: Any, model: ModelInfo) -> Dry:
     """Collective. Do the dry run, which precedes whatever is written, and plan the memory with it."""
     ACTIVITY.enter("in the dry run", is_long=True)
-    memory, backend = session.memory, session.backend
-    plan = memory.own = plan_memory(session, model)
+    backend, stages = session.backend, model.stage_shapes
+    workers = backend.workers
+    stage = workers.rank % len(stages) if stages else 0
+    plan = memory_plan(
+        stages[stage] if stages else model.parameter_shapes,
+        session.config,
+        workers=workers.size,
+        is_elastic=workers.is_elastic,
+        frozen_parameters=model.frozen_parameters,
+        micro_batch=session.plan().batch.micro_batch,
+        own_slots=None if model.own_rates is None else model.slot_bytes,
+    )
+    session.memory = plan = replace(plan, stage=stage + 1) if stages else plan
     found = dry_run(session, task, plan)
     device = backend.device_memory()
-    memory.own = replace(plan, taken=peak_bytes() if device is None else device.peak)
-    is_split = session.config.stages > 1
-    plans: list[MemoryPlan] = backend.workers.allgather_object(memory.own) if is_split else [memory.own]
-    memory.heaviest = max(plans, key=lambda one: one.total_bytes)
-    return replace(found, notes=(*notes_on_memory(memory.heaviest, backend), *found.notes))
+    session.memory = plan = replace(plan, taken=peak_bytes() if device is None else device.peak)
+    plans: list[MemoryPlan] = workers.allgather_object(plan) if session.config.stages > 1 else [plan]
+    session.largest_memory = largest = max(plans, key=lambda one: one.total_bytes)
+    return replace(found, notes=(*notes_on_memory(largest, backend), *found.notes))
 
 
 def notes_on_memory(plan: MemoryPlan, backend: Backend) -> list[str]:
@@ -77,7 +86,14 @@ def dry_run(session: Session, task: Any, memory: MemoryPlan | None = None) -> Dr
         passes = list(_passes(session, task, memory))
         if passes:
             again = session.data.train_batch(session.plan(), session.state.progress)
-            reused = _reused_memory(session)
+            data = by_words(session.data.training, session.data.evaluation).items()
+            if names := [(words, name) for words, one in data if (name := reused_array(one))]:
+                words, name = names[0]
+                reused = DataError(
+                    f"reading a sample of the {words} changes {name!r} of the one that was read before: both "
+                    "lie in the same memory, so all samples of a batch become the last one",
+                    "Return an array of its own for each sample, such as buffer.copy().",
+                )
     errors = [reused, *(checks.find_error(one, None if one is passes[0] else passes[0]) for one in passes)]
     errors += [comparing_error_of(session, task, one.what, one.comparing) for one in passes]
     for one in passes:
@@ -121,18 +137,6 @@ def check_alone(session: Session, task: Any) -> None:
     share_findings(workers, error, {})
 
 
-def _reused_memory(session: Session) -> HvdtrainError | None:
-    """Return the error of data that give several samples in the same memory. Local."""
-    for words, dataset in by_words(session.data.training, session.data.evaluation).items():
-        if name := reused_array(dataset):
-            return DataError(
-                f"reading a sample of the {words} changes {name!r} of the one that was read before: both lie "
-                "in the same memory, so all samples of a batch become the last one",
-                "Return an array of its own for each sample, such as buffer.copy().",
-            )
-    return None
-
-
 def reused_array(dataset: Any) -> str:
     """Return the name of an array whose memory the next sample has, too; empty if there is none."""
     size = 0 if isinstance(dataset, Stream) else len(dataset)
@@ -167,20 +171,13 @@ def share_findings(workers: Workers, error: HvdtrainError | None, notes: Mapping
     return [texts[kind] for kind in sorted(texts)]
 
 
-def _named_loss_and_metrics(task: Any, framework: str) -> tuple[str, dict[str, str]]:
-    """Return the name of the task's loss and those of its metrics; none of a loss that calls the model."""
-    if hasattr(task, FRAMEWORKS[framework].loss_method):
-        return "", {}
-    (loss, _), metrics = named_loss(getattr(task, "loss", None), framework), getattr(task, "metrics", {})
-    names = {key: kind for key, kind in metrics.items() if isinstance(kind, str)}
-    return (loss if isinstance(loss, str) else ""), names
-
-
 def _passes(session: Session, task: Any, memory: MemoryPlan | None) -> Iterator[Pass]:
     """Collective. Yield the pass of each data set; raise at once if one ends with an exception."""
     plan, config, backend = session.plan(), session.config, session.backend
-    name, metrics = _named_loss_and_metrics(task, config.framework)
-    has_own_step = hasattr(task, FRAMEWORKS[config.framework].step_method)
+    row, loss, metrics = FRAMEWORKS[config.framework], None, dict[str, str]()
+    if not hasattr(task, row.loss_method):  # one that calls the model has no names
+        loss, _ = named_loss(getattr(task, "loss", None), config.framework)
+        metrics = {k: kind for k, kind in getattr(task, "metrics", {}).items() if isinstance(kind, str)}
     reads: list[Callable[[], HostBatch | None]] = [
         partial(session.data.train_batch, plan, session.state.progress),
         *(partial(session.data.eval_batch, plan, one) for one in sets_of(session.data.evaluation)),
@@ -196,8 +193,8 @@ def _passes(session: Session, task: Any, memory: MemoryPlan | None) -> Iterator[
         training = what == TRAINING_DATA
         result = backend.dry_run(batch, training=training)
         one = Pass.of(what, batch, result, getattr(task, "ignore_index", IGNORE_INDEX))
-        if not (training and has_own_step):  # which computes losses of its own
-            one.named_loss, one.named_metrics = name, metrics
+        if not (training and hasattr(task, row.step_method)):  # which computes losses of its own
+            one.named_loss, one.named_metrics = loss if isinstance(loss, str) else "", metrics
         if result.error is not None:  # the others may wait in a collective of the model
             lack = lack_of_memory(result.error, f"the first batch of the {what} fails", memory)
             if lack is not None:
@@ -207,10 +204,6 @@ def _passes(session: Session, task: Any, memory: MemoryPlan | None) -> Iterator[
         of_all = backend.workers.allgather_object(own)  # what follows may have collectives
         is_refused, one.with_row_numbers = map(any, zip(*of_all, strict=True))
         if not is_refused and config.stages == 1:
-            # of one worker it matters to micro-batches alone
-            matters = comparing_error_of(session, task, what, "it compares") or config.accumulate > 1
-            if matters and has_own_values(task, config.framework):
-                one.comparing = backend.find_comparing(batch, training)
             _look_at(session, task, one, batch, first)
         first = first or one
         yield one
@@ -221,6 +214,10 @@ def _passes(session: Session, task: Any, memory: MemoryPlan | None) -> Iterator[
 def _look_at(session: Session, task: Any, one: Pass, batch: HostBatch, first: Pass | None) -> None:
     """Collective. Add to a pass what more looks at its batch show."""
     config, evaluated = session.config, partial(session.backend.dry_run, training=False)
+    # of one worker it matters to micro-batches alone
+    matters = comparing_error_of(session, task, one.what, "it compares") or config.accumulate > 1
+    if matters and has_own_values(task, config.framework):
+        one.comparing = session.backend.find_comparing(batch, first is None)
     if first is not None:
         again = evaluated(replace(batch, step=batch.step + 1))
         one.note = checks.random_note(one.what, one.result, again, is_half=config.precision != "fp32")
@@ -231,22 +228,6 @@ def _look_at(session: Session, task: Any, one: Pass, batch: HostBatch, first: Pa
     # named losses and metrics check shapes themselves
     if not one.with_row_numbers and has_own_values(task, config.framework):
         one.error = checks.find_broadcast(one.what, batch, one.result.outputs, evaluated)
-
-
-def plan_memory(session: Session, model: ModelInfo) -> MemoryPlan:
-    """Return the memory that each worker takes: of a split model, with this worker's stage. Local."""
-    workers, stages = session.backend.workers, model.stage_shapes
-    stage = workers.rank % len(stages) if stages else 0
-    plan = memory_plan(
-        stages[stage] if stages else model.parameter_shapes,
-        session.config,
-        workers=workers.size,
-        is_elastic=workers.is_elastic,
-        frozen_parameters=model.frozen_parameters,
-        micro_batch=session.plan().batch.micro_batch,
-        own_slots=None if model.own_rates is None else model.slot_bytes,
-    )
-    return replace(plan, stage=stage + 1) if stages else plan
 
 
 def memory_limit(backend: Backend) -> int | None:

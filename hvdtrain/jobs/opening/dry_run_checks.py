@@ -107,7 +107,17 @@ def find_error(run: Pass, other: Pass | None = None) -> HvdtrainError | None:
     difference = _difference(run, other) if other else ""
     if problem is None and isinstance(error, HvdtrainError):
         return type(error)(error.problem, f"{difference}\n  {error.remedy}") if difference else error
-    problem = problem or _failure(run, difference, error)
+    if problem is None:
+        outputs, has = run.describe_outputs(), f"It has {run.describe_data()}"
+        lines = [has + (f"; the model's outputs are {outputs}." if outputs else "."), difference]
+        if not run.what.startswith("training") and "does not require grad" in str(error):  # PyTorch's words
+            lines.append(
+                "An evaluation computes without gradient. Compute derivatives under `with "
+                "torch.enable_grad():`, in the model or the loss."
+            )
+        lines.append("--debug shows the traceback.")
+        failed = f"the first batch of the {run.what} fails: {where_raised(error, own_only=True)}"
+        problem = TaskError(failed, "\n  ".join(filter(None, lines)))
     problem.__cause__ = error
     return problem
 
@@ -141,21 +151,6 @@ def find_notes(run: Pass) -> Iterator[tuple[str, str]]:
             f"all outputs for the first batch lie between 0 and 1; {takers[0]} takes logits: if the "
             "model ends in a sigmoid, remove it",
         )
-
-
-def _failure(run: Pass, difference: str, error: Exception) -> HvdtrainError:
-    """Return the error that says how a batch failed, with the shapes that it has."""
-    outputs = run.describe_outputs()
-    lines = [f"It has {run.describe_data()}" + (f"; the model's outputs are {outputs}." if outputs else ".")]
-    lines += [difference] if difference else []
-    if not run.what.startswith("training") and "does not require grad" in str(error):  # PyTorch's words
-        lines.append(
-            "An evaluation computes without gradient. Compute derivatives under `with torch.enable_grad():`, "
-            "in the model or the loss."
-        )
-    lines.append("--debug shows the traceback.")
-    problem = f"the first batch of the {run.what} fails: {where_raised(error, own_only=True)}"
-    return TaskError(problem, "\n  ".join(lines))
 
 
 def _difference(run: Pass, other: Pass) -> str:

@@ -13,7 +13,7 @@ from hvdtrain.callbacks import RunContext, find_callbacks
 from hvdtrain.config import Config
 from hvdtrain.data.augment import Mixed
 from hvdtrain.data.drawn import Ordered, draws_of, lengths_of
-from hvdtrain.data.eval_sets import first_set, sets_of
+from hvdtrain.data.eval_sets import EvalSets, by_words, check_not_bare_sets, first_set, set_words, sets_of
 from hvdtrain.data.feed import HostBatch
 from hvdtrain.data.fingerprint import columns_of
 from hvdtrain.data.numeric import set_float_bits
@@ -23,15 +23,7 @@ from hvdtrain.horovod_build.installed import installed_build
 from hvdtrain.host.frameworks import FRAMEWORKS
 from hvdtrain.jobs.compatibility import Job, check
 from hvdtrain.jobs.opening import data_sets, limits
-from hvdtrain.jobs.opening.data_identity import (
-    DATA,
-    NO_DATA,
-    SAME_DATA,
-    JobData,
-    by_words,
-    identify_data,
-    words_for,
-)
+from hvdtrain.jobs.opening.data_identity import DATA, NO_DATA, SAME_DATA, JobData, identify_data, words_for
 from hvdtrain.jobs.opening.dry_run import share_findings
 from hvdtrain.jobs.opening.start import JobSpec, handshake
 from hvdtrain.jobs.run_directory.lock import RunLock
@@ -104,7 +96,16 @@ def open_data(task: Any, config: Config, method: str, collate: Any = None) -> tu
         source = getattr(task, method)()
         if source is None:
             return None, {f"size of the {DATA[method]}": 0}
-        return data_sets.open_sets(source, collate or getattr(task, "collate", None), config, method)
+        collate = collate or getattr(task, "collate", None)
+        if method == "eval_data":
+            check_not_bare_sets(source, collates=collate is not None)
+        if method != "eval_data" or not isinstance(source, EvalSets):
+            return data_sets.open_set(source, collate, config, DATA[method])
+        sets, values = {}, {"names of the evaluation sets": ", ".join(source)}
+        for name, one in source.items():
+            sets[name], found = data_sets.open_set(one, collate, config, set_words(name), is_named=True)
+            values |= found
+        return EvalSets(sets), values
 
 
 def names_of_batch(task_data: TaskData) -> list[str]:
@@ -193,8 +194,8 @@ class TrainingRun:
         found = limits.unused_options(self.config, self.job.given, own_optimizer=own, has_eval_data=has_eval)
         return [*found, *limits.unreached_parts(self.config, plan)]
 
-    def context(self) -> RunContext:
-        """Return what callbacks can use of the run, as far as it is known before the run directory."""
+    def context(self, run_dir: Path) -> RunContext:
+        """Return what callbacks can use of the run, as far as it is known before its first step."""
         task_data, workers = self.task_data, self.backend.workers
         return RunContext(
             rank=workers.rank,
@@ -205,12 +206,11 @@ class TrainingRun:
             train_data=task_data.train_data,
             eval_data=first_set(task_data.eval_data),
             eval_sets=sets_of(task_data.eval_data),
+            run_dir=run_dir,
         )
 
 
-def opened(
-    job: JobSpec, backend: Backend, callbacks: Sequence[Any] | None = None, lock: RunLock | None = None
-) -> TrainingRun:
+def opened(job: JobSpec, backend: Backend, callbacks: Sequence[Any] | None = None) -> TrainingRun:
     """Collective. Agree, open the data, build the model; with ``callbacks``, find those of the task too."""
     config, workers = job.config, backend.workers
     hosts = handshake(job, backend)
@@ -236,10 +236,6 @@ def opened(
     if not any(hasattr(data.task, method) for method in (row.loss_method, row.step_method)):
         note = describe_columns(config.framework, backend.model, names_of_batch(data))
         data = replace(data, notes=(*data.notes, *filter(None, [note])))
-    run = TrainingRun(job, backend, data, model, hosts, lock=lock or RunLock())
-    run = run.with_config(learning_rate=limits.learning_rate_of(config, model.own_rates))
-    return (
-        run
-        if callbacks is None
-        else replace(run, callbacks=find_callbacks(data.task, config.task, callbacks))
-    )
+    called = [] if callbacks is None else find_callbacks(data.task, config.task, callbacks)
+    run = TrainingRun(job, backend, data, model, hosts, called)
+    return run.with_config(learning_rate=limits.learning_rate_of(config, model.own_rates))

@@ -1,9 +1,10 @@
 """Starting a job: its config and its task's class, then its backend with workers that are watched."""
 
+import inspect
 import os
 import platform
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,7 +34,7 @@ from hvdtrain.host.launcher import (
 from hvdtrain.jobs import failures
 from hvdtrain.jobs.compatibility import Job, check
 from hvdtrain.session import versions_with
-from hvdtrain.task import constructor_parameters, load_task_class
+from hvdtrain.task import load_task_class
 from hvdtrain.workers.activity import ACTIVITY
 from hvdtrain.workers.agreement import WorkerPlace, assert_consistent
 from hvdtrain.workers.seeding import seed_generators
@@ -55,13 +56,15 @@ class JobSpec:
     best: bool | str = False  # whether init takes the best checkpoint of its run, and by which metric
 
 
-def prepare(layers: list[Layer], task_class: Any = None) -> JobSpec:
+def prepare(layers: list[Layer], task_class: Any = None, best: bool | str = False) -> JobSpec:
     """Do what needs neither another worker nor the user's code: find the task, settle the config."""
     is_torchrun = _join_launch()  # first: the task's code may request the rank when it is loaded
     task_class, config = settle(layers, task_class)
     if is_torchrun and config.framework != "torch":
         remedy = f"Run: horovodrun -np {os.environ['WORLD_SIZE']} python -m hvdtrain ..."
         raise UsageError("torchrun starts workers of PyTorch alone", remedy, everywhere=True)
+    if best and config.init is None:
+        raise UsageError("best chooses a checkpoint of the run that init names", "Give init, too.")
     merged, notes = _merged(layers), tuple[str, ...]()
     configured = any(layer.values for layer in layers if layer.source not in COMMAND_LINE)
     if not merged.get("task") and (configured or merged.get("task_options")):  # it may be forgotten
@@ -73,7 +76,7 @@ def prepare(layers: list[Layer], task_class: Any = None) -> JobSpec:
         notes += tuple(filter(None, [check_patches(found, elastic=is_elastic())]))
     check_host()
     settings = environment.prepare(stall_timeout=config.stall_timeout)
-    return JobSpec(config, task_class, build, settings, notes, given_fields(layers, config), identity)
+    return JobSpec(config, task_class, build, settings, notes, given_fields(layers, config), identity, best)
 
 
 def settle(layers: list[Layer], task_class: Any = None) -> tuple[Any, Config]:
@@ -89,9 +92,10 @@ def settle(layers: list[Layer], task_class: Any = None) -> tuple[Any, Config]:
         raise TaskError(f"the defaults of task {spec} must be a mapping, found {defaults!r}")
     if hasattr(task_class, "learning_rate_factor"):
         defaults = {"lr_schedule": "task", **defaults}
-    config = resolve(
-        [Layer(f"defaults of task {spec}", defaults), *layers], constructor_parameters(task_class)
-    )
+    parameters: Iterable[str] = ()
+    with suppress(TypeError, ValueError):  # of a class that does not say what it takes
+        parameters = inspect.signature(task_class).parameters
+    config = resolve([Layer(f"defaults of task {spec}", defaults), *layers], [*parameters])
     check(Job(config), everywhere=False)
     check_installed(config.track)
     return task_class, config

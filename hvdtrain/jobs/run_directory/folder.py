@@ -7,15 +7,12 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hvdtrain.checkpoints import storage
-from hvdtrain.checkpoints.remote import stored_checkpoints
 from hvdtrain.checkpoints.saver import Saver
-from hvdtrain.checkpoints.storage import Checkpoint
 from hvdtrain.config import Config
 from hvdtrain.errors import ConfigError, EnvironmentFault
 from hvdtrain.host.launcher import is_elastic
 from hvdtrain.jobs.compatibility import Job, check
-from hvdtrain.jobs.failures import Signals, forget_causes
+from hvdtrain.jobs.failures import CAUSE, Signals
 from hvdtrain.jobs.run_directory.lock import RunLock
 from hvdtrain.jobs.run_directory.provenance import Provenance, config_text
 from hvdtrain.reporting.jsonl import AppendFile, sync_folder, write_whole
@@ -60,7 +57,13 @@ def open_run(
     try:
         path = run_on_rank_zero(workers, prepare)
         if lock.job:
-            lock.note = lock.note or _note_on_sharing(workers, path, lock)
+            gathered = workers.allgather_object((workers.host, workers.rank == 0 or lock.is_of_job(path)))
+            if hosts := sorted({host for host, is_seen in gathered if not is_seen}):
+                lock.note = lock.note or (
+                    f"{', '.join(hosts)} cannot see the run directory {path}: if rank 0 is lost and a worker "
+                    "there takes its place, it is made anew there, without what was written before; put it "
+                    "on a shared file system"
+                )
     except BaseException:
         if report is not None:
             report.close()
@@ -85,48 +88,32 @@ def _make_or_cut_back(
         AppendFile(path / METRICS_FILE).close()
     # before the logs: it detects a full disk
     write_whole(path / "config.yaml", config_text(config, path, provenance))
-    forget_causes(path)
+    (path / CAUSE).unlink(missing_ok=True)  # of an earlier job
     if resumed_step is not None:
         for log in (path / METRICS_FILE, *trace_files(path)):
             cut_log(log, resumed_step)
     return path
 
 
-def _note_on_sharing(workers: Workers, path: Path, lock: RunLock) -> str:
-    """Collective. Return a note if some workers of an elastic job do not see its run directory."""
-    gathered = workers.allgather_object((workers.host, workers.rank == 0 or lock.is_of_job(path)))
-    hosts = sorted({host for host, is_seen in gathered if not is_seen})
-    if not hosts:
-        return ""
-    return (
-        f"{', '.join(hosts)} cannot see the run directory {path}: if rank 0 is lost and a worker there takes "
-        "its place, it is made anew there, without what was written before; put it on a shared file system"
-    )
-
-
-def lock_run(config: Config, workers: Workers, lock: RunLock) -> None:
+def claim_run(config: Config, workers: Workers, lock: RunLock, store: "RunStore | None") -> list[str]:
     """Collective. Lock the run directory that the config names, if it holds a run: before it is read."""
+    # Of one at a URL, the working copy is brought to where the run stands.
 
-    def acquire() -> None:
-        if config.run_dir is None:
-            return
+    def claim() -> list[str]:
         path = run_folder(config.run_dir)
-        is_stored = is_url(config.run_dir)
-        if is_stored or (path.is_dir() and (config.resume or (path / LOCK_FILE).exists())):
-            try:
-                if is_stored:
-                    path.mkdir(parents=True, exist_ok=True)
-                lock.acquire(path)
-            except OSError as error:
-                raise EnvironmentFault(f"cannot lock the run directory: {error}") from None
+        try:
+            if store is not None:
+                path.mkdir(parents=True, exist_ok=True)
+            elif not (config.run_dir and path.is_dir() and (config.resume or (path / LOCK_FILE).exists())):
+                return []
+            lock.acquire(path)
+            return [] if store is None else store.begin(resumes_in_place(config))
+        except StoreError as error:
+            raise EnvironmentFault(f"run_dir: {error.problem}", error.remedy) from None
+        except OSError as error:
+            raise EnvironmentFault(f"cannot use {path} for the run directory: {error}") from None
 
-    run_on_rank_zero(workers, acquire)
-
-
-def note_on_links(run_dir: Path) -> str:
-    """Return a note if checkpoints are written to, and deleted in, a folder elsewhere; else nothing."""
-    folder = run_dir / CHECKPOINTS
-    return f"{folder} is a link: checkpoints go to {folder.resolve()}" if folder.is_symlink() else ""
+    return run_on_rank_zero(workers, claim, "" if store is None else "reading the run directory in the store")
 
 
 def _check_is_free(path: Path) -> None:
@@ -173,43 +160,11 @@ def storing(config: Config) -> "Iterator[RunStore | None]":
         store.close(0.0)  # if the job ended before it trained
 
 
-def begin_in_store(config: Config, workers: Workers, store: "RunStore | None") -> list[str]:
-    """Collective. Claim a run directory at a URL; bring its working copy to where the run stands."""
-    if store is None:
-        return []
-
-    def begin() -> list[str]:
-        try:
-            return store.begin(_resumes_in_place(config))
-        except StoreError as error:
-            raise EnvironmentFault(f"run_dir: {error.problem}", error.remedy) from None
-        except OSError as error:
-            raise EnvironmentFault(f"cannot make the working copy of {shown(store.url)}: {error}") from None
-
-    return run_on_rank_zero(workers, begin, doing="reading the run directory in the store")
-
-
-def _resumes_in_place(config: Config) -> bool:
+def resumes_in_place(config: Config) -> bool:
     """Return whether to continue from the newest checkpoint of a run directory at a URL."""
     if config.run_dir is None or not is_url(config.run_dir):
         return False
     return config.resume in ("auto", config.run_dir, join(config.run_dir, CHECKPOINTS))
-
-
-def resumed_checkpoint(config: Config) -> Checkpoint:
-    """Find the checkpoint that ``resume`` names, verified; rank 0 has fetched or fetches one at a URL."""
-    assert config.resume is not None
-    if _resumes_in_place(config):
-        return storage.locate(run_folder(config.run_dir))
-    return stored_checkpoints.locate(config.resume)
-
-
-def origin_of(config: Config, path: Path) -> str:
-    """Return where a checkpoint is that a run starts from, as users know it."""
-    folder = run_folder(config.run_dir)
-    if config.run_dir is None or not is_url(config.run_dir) or not path.is_relative_to(folder):
-        return str(path)
-    return shown(join(config.run_dir, *path.relative_to(folder).parts))
 
 
 def publish(session: Session, status: str, signals: Signals) -> str:

@@ -126,7 +126,10 @@ def config_text(config: Config, run_dir: Path, provenance: Provenance | None = N
     with suppress(OSError):
         path = os.path.abspath(path)
     own, task = provenance.record, provenance.task_file
-    again = shlex.join([*_launcher(provenance.hosts), "python", "-m", "hvdtrain", path])
+    slots, workers = Counter(provenance.hosts), len(provenance.hosts)  # as many workers on the same hosts
+    where = ["-H", ",".join(f"{host}:{count}" for host, count in slots.items())] if len(slots) > 1 else []
+    launcher = ["horovodrun", "-np", str(workers), *where] if workers > 1 else []
+    again = shlex.join([*launcher, "python", "-m", "hvdtrain", path])
     lines = [
         f"this file does not repeat the run: {provenance.missing}"
         if provenance.missing
@@ -145,7 +148,10 @@ def config_text(config: Config, run_dir: Path, provenance: Provenance | None = N
 def keep(provenance: Provenance, run_dir: Path, step: int, source_dir: Path | None) -> list[str]:
     """Write a start to provenance.jsonl, keep a copy of the task's file; return what to report."""
     notes, copy, task = list[str](), "", provenance.task_file
-    before = last_start(source_dir) if source_dir is not None else {}
+    before: dict[str, Any] = {}
+    with suppress(OSError):
+        lines = lines_of(source_dir / PROVENANCE_FILE) if source_dir is not None else ()
+        before = next(reversed([*filter(None, map(parse_line, lines))]), {})
     old = before.get("task_file")
     old = old if isinstance(old, dict) else {}
     if task and old.get("sha256", task["sha256"]) != task["sha256"]:
@@ -168,13 +174,6 @@ def keep(provenance: Provenance, run_dir: Path, step: int, source_dir: Path | No
     if problem is not None:
         notes.append(f"cannot write {run_dir / PROVENANCE_FILE}: {problem.strerror or problem}")
     return notes
-
-
-def last_start(run_dir: Path) -> dict[str, Any]:
-    """Return what provenance.jsonl says of the last start of a run; empty if it says nothing."""
-    with suppress(OSError):
-        return next(reversed([*filter(None, map(parse_line, lines_of(run_dir / PROVENANCE_FILE)))]), {})
-    return {}
 
 
 def _copy(provenance: Provenance, run_dir: Path) -> str:
@@ -209,12 +208,3 @@ def _absolute(config: Config) -> dict[str, Any]:
         if options:
             fields["task_options"] = {**config.task_options, **options}
     return fields
-
-
-def _launcher(hosts: Sequence[str]) -> list[str]:
-    """Return the words that start as many workers on the same hosts; none for one worker."""
-    if len(hosts) == 1:
-        return []
-    slots = Counter(hosts)
-    where = ["-H", ",".join(f"{host}:{count}" for host, count in slots.items())] if len(slots) > 1 else []
-    return ["horovodrun", "-np", str(len(hosts)), *where]

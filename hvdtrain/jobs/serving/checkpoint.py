@@ -2,7 +2,7 @@
 
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 from hvdtrain.backends.base import Backend
-from hvdtrain.backends.records import PortableState
+from hvdtrain.backends.records import PortableState, StatePart
 from hvdtrain.checkpoints import storage
 from hvdtrain.checkpoints.manifest import Manifest
 from hvdtrain.checkpoints.remote.stored_checkpoints import manifests_in
@@ -26,7 +26,7 @@ from hvdtrain.jobs.opening.checkpoint_config import (
     changed_outputs,
     find_unverified,
     layers_of,
-    load_weights,
+    misfits_named,
     read_weights,
     verified,
 )
@@ -88,7 +88,8 @@ class Call:
 def given_path(text: str | Path, what: str = "") -> PathOrUrl:
     """Return a path or URL as a user gave it, with ``~`` and variables replaced."""
     try:
-        return place_of(expand_path(str(text)))
+        expanded = expand_path(str(text))
+        return check_url(expanded) if is_url(expanded) else Path(expanded)
     except ValueError as error:
         raise UsageError(f"{what}{shown(text)}: {error}") from None
 
@@ -109,7 +110,6 @@ def opened(
     *,
     fixed: Sequence[Layer] = (),
     is_alone: bool = False,
-    check_first: Callable[[JobSpec, Checkpoint], None] = lambda job, found: None,
 ) -> Iterator[tuple[JobSpec, Backend, Checkpoint]]:
     """Collective. Return a context with a job for a checkpoint, its backend and the unverified checkpoint."""
     with interruptible() as signals, seeded_frameworks():
@@ -117,7 +117,6 @@ def opened(
         layers = layers_of(found, [Layer(command, fields), *call.given])
         job = prepare([*layers, *fixed], call.task_class)
         check(Job(job.config, command=command))
-        check_first(job, found)
         with started(job, signals, stays=call.from_python) as backend, signals.signals_take_precedence():
             if is_alone:
                 check_alone(backend, command)
@@ -137,11 +136,12 @@ def chosen_checkpoint(path: Path | str, best: bool | str) -> Path | str:
     """Return the path to look for a checkpoint at: of equally good ones the first. Local: no collective."""
     if not best:
         return path
-    if isinstance(path, str):
-        manifests: Mapping[Any, Manifest] = manifests_in(path)
+    if is_url(path):
+        manifests: Mapping[Any, Manifest] = manifests_in(str(path))
     else:
+        folder = Path(path)
         try:
-            paths = [*storage.checkpoints_in(path / CHECKPOINTS), *storage.checkpoints_in(path)]
+            paths = [*storage.checkpoints_in(folder / CHECKPOINTS), *storage.checkpoints_in(folder)]
         except OSError as error:
             raise EnvironmentFault(f"cannot read {path}: {error.strerror or error}") from None
         read = {one: storage.read_manifest(one) for one in paths}
@@ -257,7 +257,8 @@ def load_verified(
         return found, is_ema, notes
 
     found, is_ema, notes = run_on_rank_zero(backend.workers, read, doing="reading the checkpoint")
-    load_weights(found, backend, states.pop() if states else None)
+    with misfits_named(found):
+        backend.scatter_state(states.pop() if states else None, StatePart.WEIGHTS)
     return found, is_ema, [*notes, *changed_outputs(found, backend, config, is_ema)]
 
 
@@ -307,15 +308,3 @@ def put_into_place(written: Path, output: Path) -> None:
             os.replace(part, place)
         except OSError as error:
             raise EnvironmentFault(f"cannot write {place}: {error.strerror or error}") from None
-
-
-def size_of(place: Path) -> int:
-    """Return the bytes of a file with what lies next to it for it, or of all files in a folder."""
-    if place.is_file():
-        return place.stat().st_size + sum(p.stat().st_size for p in place.parent.glob(f"{place.name}.data"))
-    return sum(part.stat().st_size for part in place.rglob("*") if part.is_file())
-
-
-def place_of(text: str) -> PathOrUrl:
-    """Return a URL without slashes at its end, and the path of anything else."""
-    return check_url(text) if is_url(text) else Path(text)

@@ -31,7 +31,7 @@ from hvdtrain.jobs.serving.checkpoint import (
     show,
     written_beside,
 )
-from hvdtrain.jobs.serving.prediction_files import Arrays, PredictionFile, Rows, check_suffix, prediction_file
+from hvdtrain.jobs.serving.prediction_files import FORMATS, Arrays, ParquetFile, Rows, check_suffix
 from hvdtrain.reporting.console import describe_means
 from hvdtrain.reporting.jsonl import AppendFile, to_json
 from hvdtrain.session import Session
@@ -153,7 +153,7 @@ _FIELDS = {"on_bad_sample": "error", "compile": False, "checkpoint_activations":
 class _Predictions:
     """Predictions that were made, as rank 0 knows them."""
 
-    file: PredictionFile
+    file: Arrays | ParquetFile
     shapes: dict[str, str] = field(default_factory=dict)
     left_out: set[str] = field(default_factory=set)
 
@@ -251,7 +251,7 @@ def predict_checkpoint(
         def open_file() -> None:
             if output is not None:
                 written.append(stack.enter_context(written_beside(output)))
-                done.file = prediction_file(written[0], len(run.session.data.evaluation))
+                done.file = FORMATS[output.suffix](written[0], len(run.session.data.evaluation))
 
         once(open_file)
         with task_errors("prediction failed", WorkerFailure), backend.ema_weights():
@@ -273,26 +273,20 @@ def _parts(session: Session, done: _Predictions) -> Iterator[Rows]:
     ):
         for batch in session.backend.to_device(feed):
             ACTIVITY.enter("predicting", is_long=True)
-            real = batch.samples.weights[0] > 0
-            outputs = _by_sample(session.backend.predict(batch), len(real), done)
-            yield {name: array[real] for name, array in outputs.items()} if real.any() else {}
-
-
-def _by_sample(outputs: Rows, samples: int, done: _Predictions) -> dict[str, NDArray[Any]]:
-    """Return the outputs that have a row for each sample; a single number, such as a loss, is left out."""
-    kept = {}
-    for name, array in outputs.items():
-        if array.ndim == 0:
-            done.left_out.add(name)
-        elif len(array) != samples:
-            raise TaskError(
-                f"output {name!r} of the model has shape {array.shape} for {samples} samples: its first axis "
-                "must be the batch's",
-                "Give the task torch_serve(model, batch) or tf_serve(model, batch), which returns the "
-                "outputs by sample.",
-            )
-        else:
-            kept[name] = array
-    if not kept:
-        raise TaskError("the model gives no output by sample", "See `hvdtrain docs serving` on torch_serve.")
-    return kept
+            real, kept = batch.samples.weights[0] > 0, {}
+            for name, array in session.backend.predict(batch).items():
+                if array.ndim == 0:  # a single number, such as a loss
+                    done.left_out.add(name)
+                elif len(array) != len(real):
+                    raise TaskError(
+                        f"output {name!r} of the model has shape {array.shape} for {len(real)} samples: its "
+                        "first axis must be the batch's",
+                        "Give the task torch_serve(model, batch) or tf_serve(model, batch), which returns "
+                        "the outputs by sample.",
+                    )
+                else:
+                    kept[name] = array[real]
+            if not kept:
+                remedy = "See `hvdtrain docs serving` on torch_serve."
+                raise TaskError("the model gives no output by sample", remedy)
+            yield kept if real.any() else {}

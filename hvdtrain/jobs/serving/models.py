@@ -1,8 +1,8 @@
 """A checkpoint as a model: exported for serving, loaded as the framework's own, or made of its own file."""
 
-import importlib.util
 import sys
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -36,7 +36,6 @@ from hvdtrain.jobs.serving.checkpoint import (
     opened,
     put_into_place,
     show,
-    size_of,
     written_beside,
 )
 from hvdtrain.session import versions_with
@@ -70,6 +69,9 @@ class Export:
         exported, manifest = self.exported, self.checkpoint.manifest
         batch = f", takes {exported.batch}" if exported.batch else ""
         keywords = ", ".join(f"{name}={name}" for name in exported.arguments)
+        # a file with what lies next to it for it, or all of a folder
+        parts = [self.path, *self.path.parent.glob(f"{self.path.name}.data"), *self.path.rglob("*")]
+        size = sum(part.stat().st_size for part in parts if part.is_file())
         loading = EXPORT_FORMATS[self.format_name].loading.format(
             path=self.path,
             arguments="inputs" if exported.is_plain else keywords,
@@ -78,7 +80,7 @@ class Export:
         )
         return "\n".join(
             [
-                f"{self.format_name}: {self.path} ({size_of(self.path) / 1e6:,.2f} MB{batch})",
+                f"{self.format_name}: {self.path} ({size / 1e6:,.2f} MB{batch})",
                 f"of {self.checkpoint.path}, step {manifest.step:,}{', EMA weights' * self.is_ema}",
                 *(f"input: {text}" for text in exported.inputs),
                 *(f"output: {text}" for text in exported.outputs),
@@ -120,21 +122,20 @@ def export_checkpoint(
     call: Call, format_name: str, output: Path | None = None, force: bool = False
 ) -> Export:
     """Export a checkpoint, load it back, compare outputs on real samples, then put it into place."""
-    _check_packages(format_name)
-    framework = EXPORT_FORMATS[format_name].framework
-    fixed = Layer(f"--to {format_name}", {"framework": framework, "device": "cpu"})
-
-    def check_output(job: JobSpec, found: Checkpoint) -> None:
-        nonlocal output
-        output = output or _default_output(found, job.config, format_name)
-        suffix = EXPORT_FORMATS[format_name].suffix
-        if suffix and output.suffix != suffix:
-            raise UsageError(f"--output {output}: a file of --to {format_name} ends with {suffix}")
-        check_not_there(output, force, may_be_folder=not suffix)
-
-    ready = opened(call, "export", _OF_EXPORT, fixed=[fixed], is_alone=True, check_first=check_output)
+    row = EXPORT_FORMATS[format_name]
+    missing = [one for one in row.packages if one not in sys.modules and find_spec(one) is None]
+    if missing:
+        raise EnvironmentFault(
+            f"--to {format_name} needs {', '.join(row.packages)}; missing: {', '.join(missing)}",
+            f"pip install {' '.join(missing)}",
+        )
+    fixed = Layer(f"--to {format_name}", {"framework": row.framework, "device": "cpu"})
+    ready = opened(call, "export", _OF_EXPORT, fixed=[fixed], is_alone=True)
     with ready as (job, backend, unverified):
-        assert output is not None  # it is known before
+        output = output or _default_output(unverified, job.config, format_name)
+        if row.suffix and output.suffix != row.suffix:
+            raise UsageError(f"--output {output}: a file of --to {format_name} ends with {row.suffix}")
+        check_not_there(output, force, may_be_folder=not row.suffix)
         found, is_ema, notes, batches = _open(job, backend, call.place, unverified)
         with written_beside(output) as written:
             with quiet_output():
@@ -147,7 +148,7 @@ def export_checkpoint(
 def _open(
     job: JobSpec, backend: Backend, place: PathOrUrl, found: Checkpoint
 ) -> tuple[Checkpoint, bool, list[str], list[HostBatch]]:
-    """Build the model with the checkpoint's weights."""
+    """Build the model with the checkpoint's weights; read batches of several sizes from all of the data."""
     task = new_task(job)
     opened, _ = open_data(task, job.config, "eval_data")
     data = first_set(opened)
@@ -157,21 +158,16 @@ def _open(
         raise DataError(f"task {job.config.task} has no data to compare outputs on")
     build(job.config, task, backend)
     found, is_ema, notes = load_verified(place, found, backend, job.config)
-    return found, is_ema, notes, _batches(data, job.config)
-
-
-def _batches(dataset: Any, config: Config) -> list[HostBatch]:
-    """Return batches of several sizes, of consecutive samples from different places of the data."""
-    read = LocalFetch(dataset, skip=config.on_bad_sample == "skip")
-    size = min(max(config.eval_batch_size or config.batch_size, 2), _MOST_COMPARED)
-    samples = 1 if isinstance(dataset, Stream) else len(dataset)  # that can be read by their index
+    read = LocalFetch(data, skip=job.config.on_bad_sample == "skip")
+    size = min(max(job.config.eval_batch_size or job.config.batch_size, 2), _MOST_COMPARED)
+    samples = 1 if isinstance(data, Stream) else len(data)  # that can be read by their index
     batches = []
     for start, count in ((0, size), (samples // 2, size), (max(0, samples - 2), 2), (samples // 3, 1)):
         indices = (start + np.arange(count, dtype=np.int64)) % samples
         arrays = {name: array[None] for name, array in read(indices)[0].items()}
         weights = np.ones((1, count), np.float32)
         batches.append(HostBatch(0, arrays, weights, float(count), indices[None]))
-    return batches
+    return found, is_ema, notes, batches
 
 
 def _write(
@@ -200,16 +196,6 @@ def _check_difference(exported: Exported, format_name: str) -> None:
             f"{exported.relative:.1e} of the largest; up to {LARGEST_DIFFERENCE:.0e} is rounding",
             "Nothing was written. Does the model compute with anything that is not in its state "
             "(attributes, random numbers)?",
-        )
-
-
-def _check_packages(format_name: str) -> None:
-    packages = EXPORT_FORMATS[format_name].packages
-    missing = [one for one in packages if one not in sys.modules and importlib.util.find_spec(one) is None]
-    if missing:
-        raise EnvironmentFault(
-            f"--to {format_name} needs {', '.join(packages)}; missing: {', '.join(missing)}",
-            f"pip install {' '.join(missing)}",
         )
 
 

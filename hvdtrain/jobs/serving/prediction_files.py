@@ -20,8 +20,8 @@ _GROUP_BYTES = 1 << 26  # rows of a Parquet file that are written together
 
 def check_suffix(path: Path) -> None:
     """Check that predictions can be written to a file of this name."""
-    if path.suffix not in _FORMATS:
-        known = " or ".join(_FORMATS)
+    if path.suffix not in FORMATS:
+        known = " or ".join(FORMATS)
         raise UsageError(f"--output {path}: predictions are written to files that end with {known}")
     if path.suffix == ".parquet" and importlib.util.find_spec("pyarrow") is None:
         raise EnvironmentFault(
@@ -120,13 +120,8 @@ class ParquetFile:
         self._writer.write_table(table)
 
 
-PredictionFile = Arrays | ParquetFile
-_FORMATS: dict[str, type[NpzFile | ParquetFile]] = {".npz": NpzFile, ".parquet": ParquetFile}
-
-
-def prediction_file(path: Path, samples: int) -> PredictionFile:
-    """Return a file to write predictions to, in the format of its ending."""
-    return _FORMATS[path.suffix](path, samples)
+# by the ending of a file's name
+FORMATS: dict[str, type[NpzFile | ParquetFile]] = {".npz": NpzFile, ".parquet": ParquetFile}
 
 
 def _column(array: NDArray[Any]) -> Any:
