@@ -15,7 +15,7 @@ from PIL import Image
 
 from hvdtrain.data.datasets import as_dataset, fetch
 from hvdtrain.data.numeric import SEPARATOR
-from hvdtrain.data.order import Draws, blocks_of, sample_keys
+from hvdtrain.data.order import Draws, ordering_of, sample_keys
 from hvdtrain.data.stream import Stream
 from hvdtrain.errors import DataError
 from hvdtrain.task import Arrays
@@ -177,7 +177,7 @@ class Augmented:
                 "Augmented needs data with an index, and found a stream",
                 "Augment in hvdtrain.stream(..., decode=...).",
             )
-        self.blocks = blocks_of(self._dataset)
+        self.ordering = ordering_of(self._dataset)
         self._transforms = tuple(transforms)
         self._name = name
 
@@ -232,8 +232,7 @@ class Mixed:
                 "Mix in the task's train_collate, or leave them out.",
             )
         self._dataset, self._mixup, self._cutmix = dataset, mixup, cutmix
-        self.blocks = blocks_of(dataset)
-        self.ordering: Any = getattr(dataset, "ordering", None)
+        self.ordering = ordering_of(dataset)
         if hasattr(dataset, "batch"):  # it may be read for several steps at once
             self.batch = lambda indices: fetch(dataset, indices)
 
@@ -275,8 +274,8 @@ class Mixed:
     def _with_partners(self, indices: NDArray[np.int64], keys: Keys) -> Arrays:
         """Fetch samples, and behind them their partners."""
         numbers = uniform(transform_keys(keys, 0), 0)
-        is_drawn = isinstance(self.ordering, Draws)
-        partners = self.ordering.at(numbers) if is_drawn else (numbers * len(self)).astype(np.int64)
+        drawn = self.ordering.at(numbers) if isinstance(self.ordering, Draws) else numbers * len(self)
+        partners = drawn.astype(np.int64)
         all_keys = np.concatenate([keys, transform_keys(keys, 1)])
         is_augmented = hasattr(self._dataset, "augmented")
         both = np.concatenate([indices, partners])

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from hvdtrain.data.naming import check_unmasked, named, type_name
 from hvdtrain.data.numeric import flatten, nesting
-from hvdtrain.data.order import blocks_of
+from hvdtrain.data.order import ordering_of
 from hvdtrain.errors import DataError
 from hvdtrain.task import Arrays
 
@@ -37,7 +37,7 @@ class CollatedDataset:
         self, source: Any, collate: Collate, name: Callable[[Any], Arrays], notes: tuple[str, ...] = ()
     ) -> None:
         self.notes = notes
-        self.blocks = blocks_of(source)  # the order of training follows from them
+        self.ordering = ordering_of(source)
         self._columns = flatten(source) if isinstance(source, Mapping) else None
         self._nest = nesting(self._columns or ())
         self._source = source

@@ -115,14 +115,9 @@ def names_of(frame: Any) -> list[Any]:
 
 def columns_of(frame: Any) -> tuple[dict[str, NDArray[Any]], list[str]]:
     """Return a frame's columns of numbers, and the names of those that are left out, such as text."""
-    arrays, left_out = {}, []
-    for name in names_of(frame):
-        array = _column(frame, name)
-        if array.dtype.kind in "biufc":
-            arrays[str(name)] = array
-        else:
-            left_out.append(str(name))
-    return arrays, left_out
+    arrays = {str(name): _column(frame, name) for name in names_of(frame)}
+    left_out = [name for name, array in arrays.items() if array.dtype.kind not in "biufc"]
+    return {name: array for name, array in arrays.items() if name not in left_out}, left_out
 
 
 def matrix_of(name: str, frame: Any) -> NDArray[Any]:

@@ -185,21 +185,21 @@ class Readers:
         """Return a function that fetches samples of a data set; any number of threads may call it."""
         if not self._all:
             return LocalFetch(self._datasets[name], self._skip)
-        return lambda indices, keys: self._fetch(name, indices, keys)
+
+        def fetch(indices: NDArray[np.int64], keys: NDArray[np.uint64] | None) -> Fetched:
+            process = self._idle.get()  # all give the same samples, so any idle one will do
+            try:
+                return process.fetch(name, indices, keys)
+            finally:
+                self._idle.put(process)
+
+        return fetch
 
     def close(self) -> None:
         """End the processes."""
         for process in self._all:
             process.end()
         self._all.clear()
-
-    def _fetch(self, name: str, indices: NDArray[np.int64], keys: NDArray[np.uint64] | None) -> Fetched:
-        # all processes give the same samples, so any idle one will do
-        process = self._idle.get()
-        try:
-            return process.fetch(name, indices, keys)
-        finally:
-            self._idle.put(process)
 
 
 class _Process:

@@ -123,8 +123,6 @@ class StreamPart:
 
 # collective: the values of all workers in the order of ranks
 Exchange = Callable[[Any], list[Any]]
-
-
 # samples of a worker's shards that were read together, and whether the pass has no more of them
 _Chunk = tuple[list[Item], bool]
 
@@ -191,19 +189,14 @@ class _OwnShards:
             is_over = all_end and not any(have)
             if is_over:
                 self._part.check_length(epoch, found, is_whole=True)
-            elif self.is_done:
-                self._check_end(epoch, found, have)
+            elif self.is_done and found == self._part.stream.length:
+                # where training ends with the declared length, the pass must end there, too
+                more = have if any(have) else self._agree()[0]
+                self._part.check_length(epoch, found + sum(more))
             if batches:
                 yield batches
             if is_over:
                 return
-
-    def _check_end(self, epoch: int, found: int, have: list[int]) -> None:
-        """Collective. Where training ends with the declared length, check that the pass ends there, too."""
-        if found == self._part.stream.length:
-            if not any(have):
-                have, _ = self._agree()
-            self._part.check_length(epoch, found + sum(have))
 
     def _agree(self) -> tuple[list[int], bool]:
         """Collective. Return how many samples each worker has for the next steps, and whether all end."""
@@ -260,12 +253,10 @@ _READS_BETWEEN_CHECKS = 64
 _Place = tuple[int, int, Summary]  # number of a pass, and of a sample in it, and what was read up to there
 
 
-class StreamFeed(Feed):
-    """The batches of one worker from a stream, in order; see :class:`Feed`."""
-
-    def __init__(self, part: StreamPart, exchange: Exchange) -> None:
-        read = sharded if part.stream.is_dealt(part.plan.workers) else _whole
-        self._begin(read(part, exchange), lambda _: None)
+def feed_of(part: StreamPart, exchange: Exchange) -> Feed:
+    """Return the batches of one worker from a stream, in order."""
+    read = sharded if part.stream.is_dealt(part.plan.workers) else _whole
+    return Feed(read(part, exchange))
 
 
 def _whole(part: StreamPart, exchange: Exchange) -> Generator[list[HostBatch], None, None]:

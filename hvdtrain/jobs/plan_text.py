@@ -13,7 +13,7 @@ from hvdtrain.config import Config
 from hvdtrain.data.eval_sets import sets_of
 from hvdtrain.data.numeric import TARGETS
 from hvdtrain.data.order import Draws, Lengths
-from hvdtrain.data.stream import number_words, size_words
+from hvdtrain.data.stream import number_words, samples_words
 from hvdtrain.host.cores import threads_per_worker
 from hvdtrain.host.frameworks import FRAMEWORKS
 from hvdtrain.jobs.compatibility import shown_value
@@ -184,7 +184,7 @@ def _data(session: Session) -> str:
     read = f"; {counted(readers, 'reader')} per worker" if readers else ""
     orders = {Draws: ", drawn by sample_probabilities()", Lengths: ", similar sample_lengths() together"}
     order = orders.get(type(getattr(session.data.training, "ordering", None)), "")
-    return f"{size_words(session.data.training)} to train{order}{evaluation}{read}"
+    return f"{samples_words(session.data.size)} to train{order}{evaluation}{read}"
 
 
 def _roles(run: TrainingRun) -> str:
@@ -200,7 +200,7 @@ def _roles(run: TrainingRun) -> str:
 
 def _eval_sets(session: Session) -> str:
     sets = sets_of(session.data.evaluation)
-    sizes = [f"{name} ({size_words(dataset)})" for name, dataset in sets.items() if name]
+    sizes = [f"{name} ({samples_words(len(dataset))})" for name, dataset in sets.items() if name]
     first = f"; metrics of {next(iter(sets))} have plain names" if len(sets) > 1 else ""
     return f"{', '.join(sizes)}{first}"
 

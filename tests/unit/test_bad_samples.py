@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from hvdtrain.data.feed import Feed, Reader, Shard
-from hvdtrain.data.order import BatchPlan, SequentialOrder
+from hvdtrain.data.feed import Feed, Reader, Shard, read_ahead
+from hvdtrain.data.order import BatchPlan
 from hvdtrain.data.readers import LocalFetch
 from hvdtrain.errors import BadSampleError, DataError
 
@@ -54,8 +54,8 @@ def test_samples_of_batches_that_were_taken_ahead_do_not_count_yet():
     """Index 0 is in the batch of step 0, 7 and 8 in those of steps 1 and 2, 19 in that of step 4."""
     data = Damaged()
     shard = Shard(BatchPlan(4, 1), 0, 0, 0, SIZE)
-    reader = Reader(data, SequentialOrder(SIZE), shard, LocalFetch(data, skip=True), True)
-    with Feed(reader, 1) as feed:
+    reader = Reader(data, None, shard, LocalFetch(data, skip=True))
+    with Feed(read_ahead(reader.__getitem__, len(reader), 1)) as feed:
         batches = iter(feed)
         counts = []
         next(batches)

@@ -6,13 +6,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.fakes import dataset
 
-from hvdtrain.data.order import BlockOrder, Blocks, ShuffledOrder, order_identity, training_order
+from hvdtrain.data.order import Blocks, ShuffledOrder, order_identity, ordering_of
 
 SIZES = st.lists(st.integers(1, 30), min_size=1, max_size=20).map(tuple)
 
 
 def order_of(sizes, mixed=2, seed=0):
-    return BlockOrder(sum(sizes), seed, Blocks(tuple(sizes), mixed))
+    return ShuffledOrder(sum(sizes), seed, Blocks(tuple(sizes), mixed))
 
 
 @given(sizes=SIZES, mixed=st.integers(1, 25), seed=st.integers(0, 2**62), epoch=st.integers(0, 1000))
@@ -39,10 +39,10 @@ def test_order_is_pinned():
 
 def test_only_data_in_blocks_have_another_order():
     data = dataset(10)
-    assert type(training_order(data, 10, 0)) is ShuffledOrder
+    assert ordering_of(data) is None
     assert order_identity(data) == ""
-    data.blocks = Blocks((4, 6), 2)
-    assert isinstance(training_order(data, 10, 0), BlockOrder)
+    data.ordering = Blocks((4, 6), 2)
+    assert ordering_of(data) is data.ordering
     assert order_identity(data) != ""
-    data.blocks, before = Blocks((4, 6), 1), order_identity(data)
+    data.ordering, before = Blocks((4, 6), 1), order_identity(data)
     assert order_identity(data) != before

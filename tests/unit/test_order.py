@@ -8,9 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hvdtrain.data.datasets import as_dataset
-from hvdtrain.data.drawn import Ordered, draws_of, lengths_of
 from hvdtrain.data.feed import Shard
-from hvdtrain.data.order import BatchPlan, ShuffledOrder, permute, training_order
+from hvdtrain.data.order import BatchPlan, Ordered, ShuffledOrder, draws_of, lengths_of, ordering_of, permute
 from hvdtrain.errors import DataError
 
 
@@ -80,7 +79,7 @@ def test_seeds_of_augmentation_follow_from_seed_epoch_and_index_alone():
 
 def test_samples_are_drawn_with_replacement_by_their_probabilities():
     data = ordered(np.arange(1000) % 4, draws_of)
-    order = training_order(data, 1000, seed=3)
+    order = ShuffledOrder(1000, 3, ordering_of(data))
     drawn = order.indices(np.arange(200_000))
     counts = np.bincount(drawn % 4, minlength=4) / len(drawn)
     np.testing.assert_allclose(counts, [0, 1 / 6, 2 / 6, 3 / 6], atol=5e-3)
@@ -94,7 +93,7 @@ def test_samples_are_drawn_with_replacement_by_their_probabilities():
 @pytest.mark.parametrize("size", [1, 7, 3000])
 def test_samples_of_similar_length_follow_one_another_in_an_order_of_each_epoch(size):
     lengths = np.random.RandomState(0).gamma(2.0, 30.0, size)
-    order = training_order(ordered(lengths, lengths_of), size, seed=3)
+    order = ShuffledOrder(size, 3, ordering_of(ordered(lengths, lengths_of)))
     indices = order.indices(np.arange(3 * size))
     for epoch in indices.reshape(3, size):
         np.testing.assert_array_equal(np.sort(epoch), np.arange(size))

@@ -13,7 +13,7 @@ from hvdtrain.data.augment import Augmented
 from hvdtrain.data.datasets import as_dataset, fetch, signature
 from hvdtrain.data.order import BatchPlan
 from hvdtrain.data.stream import UNKNOWN_LENGTH, shuffled, source_of
-from hvdtrain.data.stream_feed import StreamFeed, StreamPart
+from hvdtrain.data.stream_feed import StreamPart, feed_of
 from hvdtrain.errors import DataError
 
 # samples of the shards: uneven, and one is empty
@@ -39,7 +39,7 @@ def steps(make, workers, last=None, global_batch=12, accumulate=1, **options):
 
     def read(me):
         part = StreamPart(make(), plan, me.rank, last_sample=last, **options)
-        with StreamFeed(part, me.allgather_object) as feed:
+        with feed_of(part, me.allgather_object) as feed:
             return list(feed)
 
     found = on_every_rank(["here"] * workers, read)
@@ -206,7 +206,7 @@ def rows(first_sample):
     def read(me):
         source = from_shards([range(30), range(30, 34)])
         part = StreamPart(source, BatchPlan(8, 2), me.rank, last_sample=34, first_sample=first_sample)
-        with StreamFeed(part, me.allgather_object) as feed:
+        with feed_of(part, me.allgather_object) as feed:
             return list(feed)
 
     return list(zip(*on_every_rank(["here"] * 2, read), strict=True))

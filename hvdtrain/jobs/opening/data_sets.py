@@ -14,7 +14,6 @@ from hvdtrain.checkpoints.manifest import Manifest
 from hvdtrain.config import Config
 from hvdtrain.config.field_names import task_advice
 from hvdtrain.data.datasets import ArrayDataset, as_dataset, fetch, signature
-from hvdtrain.data.drawn import unordered
 from hvdtrain.data.eval_sets import (
     EvalSets,
     check_not_bare_sets,
@@ -24,7 +23,7 @@ from hvdtrain.data.eval_sets import (
 )
 from hvdtrain.data.fingerprint import columns_of
 from hvdtrain.data.numeric import all_bits, merged_by_cast
-from hvdtrain.data.order import order_identity
+from hvdtrain.data.order import order_identity, unordered
 from hvdtrain.data.readers import Fetch, LocalFetch
 from hvdtrain.data.stream import Stream
 from hvdtrain.errors import DataError, TaskError
@@ -60,7 +59,7 @@ def promises(session: Session, before: Manifest | None) -> str:
                 "some never"
             )
     if stream.is_dealt(workers):
-        shards = counted(stream.shards, "shard")
+        shards = counted(stream.source.shards, "shard")
         parts.append(f"{shards} are distributed to {workers} workers; the curve depends on their number")
     elif workers > 1:
         parts.append("every worker reads all of it, and keeps its part of each step")
