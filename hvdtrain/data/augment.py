@@ -45,15 +45,10 @@ def resize_array(image: NDArray[Any], box: Box, size: Size) -> NDArray[Any]:
         return image
     if image.dtype == np.uint8 and image.shape[2] == 3:
         return np.asarray(resize_image(Image.fromarray(image), box, size))
-    channels = [_channel(image[:, :, channel]) for channel in range(image.shape[2])]
+    exact = image if image.dtype == np.uint8 else image.astype(np.float32)  # one channel at a time
+    channels = [Image.fromarray(np.ascontiguousarray(channel)) for channel in np.moveaxis(exact, 2, 0)]
     resized = np.stack([np.asarray(resize_image(channel, box, size)) for channel in channels], axis=2)
     return resized.astype(image.dtype, copy=False)
-
-
-def _channel(values: NDArray[Any]) -> Image.Image:
-    """Return one channel as a Pillow image: of bytes if it consists of bytes, otherwise of floats."""
-    exact = values if values.dtype == np.uint8 else values.astype(np.float32)
-    return Image.fromarray(np.ascontiguousarray(exact))
 
 
 Keys = NDArray[np.uint64]

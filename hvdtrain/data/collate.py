@@ -118,10 +118,13 @@ class Pad:
             )
         if not pads:
             return np.stack(values)
-        size = self.length(max(len(value) for value in values))
-        padded = np.full(
-            (len(values), size, *shapes[0]), self.columns[name], _type(values, self.columns[name])
-        )
+        size, fill = self.length(max(len(value) for value in values)), self.columns[name]
+        # an empty list becomes an array of floats
+        kind = np.result_type(*({value.dtype for value in values if value.size} or {np.dtype(np.int64)}))
+        with np.errstate(invalid="ignore"):
+            fits = np.asarray(fill).astype(kind) == fill
+        kind = kind if fits else np.result_type(kind, np.min_scalar_type(fill))
+        padded = np.full((len(values), size, *shapes[0]), fill, kind)
         for row, value in zip(padded, values, strict=True):
             row[: len(value)] = value
         return padded
@@ -150,12 +153,3 @@ def check_lengths(sizes: Mapping[str, int]) -> None:
             f"arrays of one data set must have equal lengths, found {sizes}",
             "eval_data() with several sets returns hvdtrain.EvalSets({name: set}).",
         )
-
-
-def _type(values: list[NDArray[Any]], fill: float) -> np.dtype[Any]:
-    """Return the type of the values, or a larger one if it cannot hold what they are padded with."""
-    # an empty list becomes an array of floats
-    kind = np.result_type(*({value.dtype for value in values if value.size} or {np.dtype(np.int64)}))
-    with np.errstate(invalid="ignore"):
-        fits = np.asarray(fill).astype(kind) == fill
-    return kind if fits else np.result_type(kind, np.min_scalar_type(fill))

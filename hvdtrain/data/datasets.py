@@ -243,12 +243,7 @@ def fetch(dataset: Any, indices: NDArray[np.int64], keys: NDArray[np.uint64] | N
     if isinstance(arrays, Mapping) and any(map(is_nested, arrays.values())):
         arrays = flatten(arrays)
     found = {name: _for_frameworks(name, value) for name, value in arrays.items()}
-    if "weights" in found:
-        _check_weights(found["weights"], indices)
-    return found
-
-
-def _check_weights(weights: NDArray[Any], indices: NDArray[np.int64]) -> None:
+    weights = found.get("weights", np.zeros(0))
     is_right = np.isfinite(weights) & (weights >= 0)
     if not is_right.all():
         place = int(np.argmin(is_right.reshape(len(indices), -1).all(1)))
@@ -257,6 +252,7 @@ def _check_weights(weights: NDArray[Any], indices: NDArray[np.int64]) -> None:
             f"{weights[place]}",
             "Correct the weights, or name the key differently if it does not weigh samples.",
         )
+    return found
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from pydantic import Field
 from hvdtrain.data.datasets import ArrayDataset
 from hvdtrain.data.texts.labelled import Encoder, read_tables, split
 from hvdtrain.models import bert
-from hvdtrain.models.choose import BuiltIn
+from hvdtrain.models.choose import TEXT_DEFAULTS, BuiltIn
 from hvdtrain.storage.text import counted
 from hvdtrain.task import Arrays
 from hvdtrain.tasks import _options as options
@@ -39,18 +39,7 @@ class ClassifyText(BuiltIn):
         DataError: If the table cannot be read or used for training, naming the line.
     """
 
-    defaults: ClassVar = {
-        "epochs": 10,
-        "batch_size": 32,
-        "optimizer": "adamw",
-        "learning_rate": 1e-3,
-        "lr_scaling": "sqrt",
-        "lr_schedule": "cosine",
-        "warmup_epochs": 0.5,
-        "weight_decay": 0.01,
-        "clip_norm": 1.0,
-        "initial_parameters": "portable",
-    }
+    defaults: ClassVar = TEXT_DEFAULTS | {"epochs": 10, "batch_size": 32, "warmup_epochs": 0.5}
 
     @options.checked
     def __init__(
@@ -78,11 +67,7 @@ class ClassifyText(BuiltIn):
         self._train, self._eval = split(labels.sizes, eval_fraction, split_seed)
         self._classes = labels.names
         tokens, vocabulary = encoder.finish(self._train)
-        self._sizes: dict[str, Any] = {
-            "context": context,
-            "vocabulary": vocabulary,
-            "classes": len(labels.names),
-        }
+        self._sizes = {"context": context, "vocabulary": vocabulary, "classes": len(labels.names)}
         self._sizes |= {"layers": layers, "heads": heads, "channels": channels, "dropout": dropout}
         self._arrays: Arrays = {"inputs": tokens, "targets": labels.numbers}
 

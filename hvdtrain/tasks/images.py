@@ -20,7 +20,7 @@ from hvdtrain.data.images.sources import (
     reading,
 )
 from hvdtrain.errors import DataError, TaskError
-from hvdtrain.models.choose import IMAGE_DEFAULTS, BuiltIn, image_module, image_sizes
+from hvdtrain.models.choose import IMAGE_DEFAULTS, BuiltIn, ImageModel, module_and_sizes
 from hvdtrain.tasks import _options as options
 
 _WANTED = "Expected: IDX files (train-images-idx3-ubyte, ...), an npz file, or a folder for each class."
@@ -77,7 +77,7 @@ class Images(BuiltIn):
         path: options.Text | Path,
         *,
         form: Literal["auto", "idx", "folder", "npz"] = "auto",
-        model: Literal["mlp", "convnet", "resnet18", "resnet34", "resnet50"] = "convnet",
+        model: ImageModel = "convnet",
         activation: Literal["relu", "silu"] = "relu",
         image_size: options.Sides | None = None,
         augment: Annotated[Sequence[Literal["crop", "flip", "random_resized_crop"]], options.Listed] = (),
@@ -129,7 +129,7 @@ class Images(BuiltIn):
 
     def _built_in(self) -> tuple[Any, dict[str, Any]]:
         shape = (*self._size, self._found.train.channels)
-        return image_module(self._model), image_sizes(self._model, shape, self._classes, self._activation)
+        return module_and_sizes(self._model, shape, self._classes, self._activation)
 
 
 task = Images

@@ -5,7 +5,7 @@ from typing import Any, ClassVar, Literal
 from hvdtrain.data.texts.files import CharacterTokens, MappedFiles, Tokens, Windows, find_files, python_files
 from hvdtrain.errors import DataError
 from hvdtrain.models import gpt
-from hvdtrain.models.choose import BuiltIn
+from hvdtrain.models.choose import TEXT_DEFAULTS, BuiltIn
 from hvdtrain.tasks import _options as options
 
 
@@ -30,20 +30,8 @@ class Text(BuiltIn):
     """
 
     class_axis = -1  # a context can be as long as the vocabulary
-    defaults: ClassVar = {
-        "epochs": 2,
-        "batch_size": 16,
-        "optimizer": "adamw",
-        "learning_rate": 1e-3,
-        "lr_scaling": "sqrt",
-        "lr_schedule": "cosine",
-        "lr_final_fraction": 0.1,
-        "warmup_epochs": 0.1,
-        "weight_decay": 0.01,
-        "clip_norm": 1.0,
-        "adam_beta2": 0.99,
-        "initial_parameters": "portable",
-    }
+    defaults: ClassVar = TEXT_DEFAULTS | {"epochs": 2, "batch_size": 16, "warmup_epochs": 0.1}
+    defaults |= {"lr_final_fraction": 0.1, "adam_beta2": 0.99}
 
     @options.checked
     def __init__(
