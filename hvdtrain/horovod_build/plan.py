@@ -86,8 +86,16 @@ def find_mpi() -> Mpi | None:
             raise HorovodBuildError(
                 f"There is an MPI compiler, {compiler}, but no working mpirun next to it.", REMEDY
             )
-        name, number = _name_and_version(version)
-        return Mpi(name, number, folder, _library_folders(compiler))
+        name, number = next(
+            ((known, match[1]) for known, pattern in _VERSIONS if (match := re.search(pattern, version))),
+            (version.strip().partition("\n")[0][:60] or "an unknown MPI", ""),
+        )
+        # Open MPI's compiler has the first option; those of MPICH and Intel print their command line.
+        if (shown := output_of(str(compiler), "--showme:libdirs")) is not None:
+            libraries = shown.split()
+        else:
+            libraries = re.findall(r"-L(\S+)", output_of(str(compiler), "-show") or "")
+        return Mpi(name, number, folder, tuple(map(Path, libraries)))
     return None
 
 
@@ -98,22 +106,6 @@ def _folders() -> Iterator[Path]:
     for name in _COMPILERS:
         if on_path := shutil.which(name):
             yield Path(on_path).parent
-
-
-def _name_and_version(text: str) -> tuple[str, str]:
-    for name, pattern in _VERSIONS:
-        if match := re.search(pattern, text):
-            return name, match[1]
-    return text.strip().partition("\n")[0][:60] or "an unknown MPI", ""
-
-
-def _library_folders(compiler: Path) -> tuple[Path, ...]:
-    # Open MPI's compiler has the first option; those of MPICH and Intel print their command line.
-    shown = output_of(str(compiler), "--showme:libdirs")
-    if shown is not None:
-        return tuple(Path(folder) for folder in shown.split())
-    shown = output_of(str(compiler), "-show") or ""
-    return tuple(Path(folder) for folder in re.findall(r"-L(\S+)", shown))
 
 
 # Increase this when `building` builds the same source in another way.
