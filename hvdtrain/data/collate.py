@@ -70,9 +70,22 @@ class CollatedDataset:
 
 
 class Pad:
-    """Pads samples of unequal lengths along their first axis; a function from samples to a batch."""
+    """A function for ``collate`` that pads samples of unequal lengths along their first axis.
 
-    def __init__(self, columns: Mapping[str, float], multiple: int | None, longest: int | None) -> None:
+    The model must ignore what is padded, by its mask, for the result not to depend on which samples
+    are in a batch together: pad the mask with 0 and labels with -100.
+
+    Args:
+        columns: the columns to pad, with the value that fills each, such as ``{"input_ids": 0,
+            "attention_mask": 0, "labels": -100}``; other columns are stacked.
+        multiple: pad to the next multiple of this length; to the next power of two by default. In
+            TensorFlow and with ``--compile``, each length is compiled once.
+        longest: the greatest length, such as the number of the model's positions.
+    """
+
+    def __init__(
+        self, columns: Mapping[str, float], *, multiple: int | None = None, longest: int | None = None
+    ) -> None:
         if not columns:
             raise DataError("pad needs the columns to pad, such as hvdtrain.pad({'input_ids': 0})")
         for name, value in (("multiple", multiple), ("longest", longest)):
@@ -130,20 +143,7 @@ class Pad:
         return padded
 
 
-def pad(columns: Mapping[str, float], *, multiple: int | None = None, longest: int | None = None) -> "Pad":
-    """Return a function for ``collate`` that pads samples of unequal lengths along their first axis.
-
-    The model must ignore what is padded, by its mask, for the result not to depend on which samples
-    are in a batch together: pad the mask with 0 and labels with -100.
-
-    Args:
-        columns: the columns to pad, with the value that fills each, such as ``{"input_ids": 0,
-            "attention_mask": 0, "labels": -100}``; other columns are stacked.
-        multiple: pad to the next multiple of this length; to the next power of two by default. In
-            TensorFlow and with ``--compile``, each length is compiled once.
-        longest: the greatest length, such as the number of the model's positions.
-    """
-    return Pad(columns, multiple, longest)
+pad = Pad
 
 
 def check_lengths(sizes: Mapping[str, int]) -> None:

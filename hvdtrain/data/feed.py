@@ -119,7 +119,12 @@ class Reader:
         self._order = order  # of training; None: that of the data set, as in an evaluation
         self._shard = shard
         self._fetch = fetch or LocalFetch(dataset)
-        self._steps_per_read = self._choose_steps_per_read()
+        self._steps_per_read = 1  # samples that are fetched one by one may be slow
+        if hasattr(dataset, "batch") and shard.steps:
+            arrays, _ = self._fetch(np.zeros(1, np.int64), None)
+            sample_bytes = sum(array.nbytes for array in arrays.values())
+            step_bytes = max(1, sample_bytes * shard.plan.micro_batch * shard.plan.accumulate)
+            self._steps_per_read = max(1, min(_STEPS_PER_READ, _BYTES_PER_READ // step_bytes))
 
     def __len__(self) -> int:
         return math.ceil(self._shard.steps / self._steps_per_read)
@@ -148,11 +153,7 @@ class Reader:
             )
             for i, (step, (_, weights, count)) in enumerate(zip(steps, parts, strict=True))
         ]
-        return self._with_bad(batches, bad) if bad else batches
-
-    def _with_bad(self, batches: list[HostBatch], bad: list[BadSample]) -> list[HostBatch]:
-        """Note which samples could not be read: training has others in their place, evaluation none."""
-        for sample in bad:
+        for sample in bad:  # they could not be read: training has others in their place, evaluation none
             step, place = divmod(sample.place, batches[0].indices.size)
             batch = batches[step]
             if batch.weights.flat[place] == 0:
@@ -165,16 +166,6 @@ class Reader:
                 weights.flat[place] = 0
             batches[step] = replace(batch, weights=weights, indices=indices, bad=(*batch.bad, sample))
         return batches
-
-    def _choose_steps_per_read(self) -> int:
-        # samples that are fetched one by one may be slow, so they are read step by step
-        if not hasattr(self._dataset, "batch") or self._shard.steps == 0:
-            return 1
-        arrays, _ = self._fetch(np.zeros(1, np.int64), None)
-        sample_bytes = sum(array.nbytes for array in arrays.values())
-        plan = self._shard.plan
-        step_bytes = max(1, sample_bytes * plan.micro_batch * plan.accumulate)
-        return max(1, min(_STEPS_PER_READ, _BYTES_PER_READ // step_bytes))
 
 
 class Feed:

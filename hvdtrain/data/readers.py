@@ -233,9 +233,21 @@ class _Process:
                 self._is_ready = True
             send(self._connection, (name, indices, keys, float_bits()))
             fetched: Fetched = self._receive()
+            return fetched
         except (EOFError, OSError):
-            raise self._exit_error() from None
-        return fetched
+            who = f"reader process {self.pid}"
+        try:
+            code = self._process.wait(_EXIT_SECONDS)
+        except subprocess.TimeoutExpired:
+            raise TrainingError(f"{who} closed its connection") from None
+        if code == -signal.SIGKILL:
+            raise EnvironmentFault(
+                f"{who} was killed (SIGKILL) while it read samples",
+                "The kernel does so when memory runs out; its log says so. Use fewer --read-workers, "
+                "or memory-mapped data.",
+            )
+        how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+        raise TrainingError(f"{who} {how} while it read samples", "Try --read-workers 0 to see where.")
 
     def end(self) -> None:
         """Kill the process: between samples it has nothing to finish. Who waits for one gets an EOFError."""
@@ -248,19 +260,3 @@ class _Process:
         if isinstance(answer, Exception):
             raise answer
         return answer
-
-    def _exit_error(self) -> Exception:
-        """Return the error that says how the process ended."""
-        who = f"reader process {self.pid}"
-        try:
-            code = self._process.wait(_EXIT_SECONDS)
-        except subprocess.TimeoutExpired:
-            return TrainingError(f"{who} closed its connection")
-        if code == -signal.SIGKILL:
-            return EnvironmentFault(
-                f"{who} was killed (SIGKILL) while it read samples",
-                "The kernel does so when memory runs out; its log says so. Use fewer --read-workers, "
-                "or memory-mapped data.",
-            )
-        how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
-        return TrainingError(f"{who} {how} while it read samples", "Try --read-workers 0 to see where.")

@@ -187,7 +187,19 @@ def make_plan(request: BuildRequest) -> Plan:
         raise HorovodBuildError("--mpi require: no MPI compiler (mpicxx) was found.", REMEDY)
     cuda = next(iter(frameworks.values())).cuda.partition(".")[0]
     gpu = find_gpu(cuda) if request.gpu == "nccl" else None
-    rpath = _rpath(frameworks, mpi, gpu)
+    folders = list(mpi.libraries) if mpi else []  # of the libraries that the extensions need
+    for name, below in (("torch", "lib"), ("tf", ".")):
+        if name in frameworks and (package := frameworks[name].folder):
+            folders.append(package / below)
+    if gpu:
+        folders.append(gpu.nccl_library.parent)
+        # Usually the framework has loaded CUDA's runtime already; the extension does not rely on that
+        folders += [gpu.runtime.resolve().parent] if gpu.runtime else []
+    extension = packages_folder() / "horovod" / "framework"
+    rpath = tuple(  # those inside the environment are relative
+        f"$ORIGIN/{os.path.relpath(folder, extension)}" if folder.is_relative_to(sys.prefix) else str(folder)
+        for folder in folders
+    )
     return Plan(frameworks, mpi, gpu, toolchain, architecture_flags(), rpath, left_out)
 
 
@@ -220,20 +232,3 @@ def _identity(framework: InstalledFramework | None) -> str:
     if framework is None:
         return ""
     return f"{framework.version}, CUDA {framework.cuda or 'none'}, C++11 ABI {framework.cxx11_abi}"
-
-
-def _rpath(frameworks: dict[str, InstalledFramework], mpi: Mpi | None, gpu: Gpu | None) -> tuple[str, ...]:
-    """Return the library folders for the extensions; those inside the environment are relative."""
-    folders = list(mpi.libraries) if mpi else []
-    for name, below in (("torch", "lib"), ("tf", ".")):
-        if name in frameworks and (package := frameworks[name].folder):
-            folders.append(package / below)
-    if gpu:
-        folders.append(gpu.nccl_library.parent)
-        # Usually the framework has loaded CUDA's runtime already; the extension does not rely on that
-        folders += [gpu.runtime.resolve().parent] if gpu.runtime else []
-    extension = packages_folder() / "horovod" / "framework"
-    return tuple(
-        f"$ORIGIN/{os.path.relpath(folder, extension)}" if folder.is_relative_to(sys.prefix) else str(folder)
-        for folder in folders
-    )

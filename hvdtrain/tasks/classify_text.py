@@ -63,13 +63,12 @@ class ClassifyText(BuiltIn):
         self._level = level
         encoder = Encoder(context, most_words if level == "words" else None)
         paths = [Path(place).expanduser() for place in (path, eval_path) if place is not None]
-        labels = read_tables(paths, (text, label), encoder)
-        self._train, self._eval = split(labels.sizes, eval_fraction, split_seed)
-        self._classes = labels.names
+        self._classes, targets, sizes = read_tables(paths, (text, label), encoder)
+        self._train, self._eval = split(sizes, eval_fraction, split_seed)
         tokens, vocabulary = encoder.finish(self._train)
-        self._sizes = {"context": context, "vocabulary": vocabulary, "classes": len(labels.names)}
+        self._sizes = {"context": context, "vocabulary": vocabulary, "classes": len(self._classes)}
         self._sizes |= {"layers": layers, "heads": heads, "channels": channels, "dropout": dropout}
-        self._arrays: Arrays = {"inputs": tokens, "targets": labels.numbers}
+        self._arrays: Arrays = {"inputs": tokens, "targets": targets}
 
     def describe(self) -> str:
         """Return a description of the data that was found."""

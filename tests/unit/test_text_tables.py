@@ -85,10 +85,9 @@ def test_words_are_numbered_by_how_often_the_training_texts_have_them():
 
 def test_labels_become_numbers_and_a_second_table_brings_no_new_ones(tmp_path):
     first = write(tmp_path / "a.csv", [("x", "spam"), ("y", "ham"), ("z", "spam")])
-    labels = read_tables([first, write(tmp_path / "b.csv", [("x", "ham")])], COLUMNS, Encoder(4, None))
-    assert labels.names == ["ham", "spam"]
-    assert labels.numbers.tolist() == [1, 0, 1, 0]
-    assert labels.sizes == [3, 1]
+    second = write(tmp_path / "b.csv", [("x", "ham")])
+    names, numbers, sizes = read_tables([first, second], COLUMNS, Encoder(4, None))
+    assert (names, numbers.tolist(), sizes) == (["ham", "spam"], [1, 0, 1, 0], [3, 1])
     second = write(tmp_path / "b.csv", [("x", "ham"), ("y", "eggs")])
     with pytest.raises(DataError, match=r"b.csv, line 3: no text in .*a.csv has the label 'eggs'"):
         read_tables([first, second], COLUMNS, Encoder(4, None))

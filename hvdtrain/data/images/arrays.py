@@ -142,7 +142,15 @@ def find_npz(path: Path) -> Found:
 
 
 def _read_pair(path: Path, archive: Any, names: tuple[str, str]) -> ArraySource:
-    images, labels = (_read_array(path, archive, name) for name in names)
+    arrays: list[NDArray[Any]] = []
+    for name in names:
+        try:
+            arrays.append(np.asarray(archive[name]))
+        # for damaged headers numpy raises many types of exceptions, those of Python's parser among them
+        except Exception as error:
+            message = str(error).partition("\n")[0][:200] or type(error).__name__
+            raise DataError(f"{path}, {name}: cannot be read as an array: {message}") from None
+    images, labels = arrays
     if images.dtype != np.uint8:
         raise DataError(
             f"{path}, {names[0]}: images must be uint8 (0 to 255), found {images.dtype}",
@@ -152,12 +160,3 @@ def _read_pair(path: Path, archive: Any, names: tuple[str, str]) -> ArraySource:
         raise DataError(f"{path}, {names[1]}: labels must be whole numbers, found {labels.dtype}")
     labels = labels[:, 0] if labels.ndim == 2 and labels.shape[1] == 1 else labels
     return ArraySource(path / names[0], images, labels, f"{path}, {names[1]}")
-
-
-def _read_array(path: Path, archive: Any, name: str) -> NDArray[Any]:
-    try:
-        return np.asarray(archive[name])
-    # for damaged headers numpy raises many types of exceptions, those of Python's parser among them
-    except Exception as error:
-        message = str(error).partition("\n")[0][:200] or type(error).__name__
-        raise DataError(f"{path}, {name}: cannot be read as an array: {message}") from None
