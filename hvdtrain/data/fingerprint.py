@@ -22,8 +22,8 @@ _SECONDS = 10.0  # a data set that is slow to read is represented by fewer sampl
 _TOLERANCE = 1e-5
 _COLUMNS = 1024
 
-# digest by key; None if the sample could not be read
-SampleDigests = Mapping[str, str] | None
+# digest by key; none if the sample could not be read
+SampleDigests = Mapping[str, str]
 
 
 @travels
@@ -85,13 +85,13 @@ def take_fingerprint(dataset: Any, skip: bool = False, seconds: float = _SECONDS
             arrays, _ = fetch(np.asarray([indices[place]]))
             digests[place] = {str(key): digest(array[0]) for key, array in arrays.items()}
         except Exception:
-            digests[place] = None
+            digests[place] = {}
         if time.monotonic() > deadline:
             break
-    keys = sorted({key for found in digests.values() for key in found or ()})
+    keys = sorted({key for found in digests.values() for key in found})
     return Fingerprint(
         size=len(dataset),
-        samples={key: [(digests.get(place) or {}).get(key) for place in range(len(indices))] for key in keys},
+        samples={key: [digests.get(place, {}).get(key) for place in range(len(indices))] for key in keys},
         order=order_identity(dataset),
         columns=columns_of(dataset),
     )
@@ -155,8 +155,6 @@ def _numbers_of(digest_text: str) -> list[float]:
 
 def differing_keys(one: SampleDigests, other: SampleDigests) -> list[str]:
     """Return the keys under which two readings of a sample differ, of those that both have."""
-    if one is None or other is None:
-        return []
     return [key for key in sorted(one) if key in other and not is_same(one[key], other[key])]
 
 

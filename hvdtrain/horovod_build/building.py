@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 
 from hvdtrain.errors import HorovodBuildError, Interrupted
-from hvdtrain.horovod_build.cache import VERSION, BuildCache, default_cache_folder, fetch_source, unpack
+from hvdtrain.horovod_build.cache import VERSION, BuildCache, fetch_source, unpack
 from hvdtrain.horovod_build.installed import TITLES, InstalledBuild, installed_build
 from hvdtrain.horovod_build.patching import apply_patches, horovod_patches
 from hvdtrain.horovod_build.plan import BuildRequest, Plan, make_plan
@@ -72,7 +72,7 @@ def build_horovod(request: BuildRequest, echo: Echo) -> InstalledBuild:
     """
     echo(f"Horovod {VERSION}: looking at this environment.")
     try:
-        cache, plan = BuildCache(default_cache_folder()), make_plan(request)
+        cache, plan = BuildCache(), make_plan(request)
         echo(f"For {plan.describe()}.")
         for line in plan.left_out:
             echo(line)

@@ -150,7 +150,11 @@ class Plan:
             "architecture": self.arch_flags,
             "compiler": f"{self.toolchain.cxx}: {self.toolchain.compiler}",
             "flags": " ".join(f"{name}={os.environ.get(name, '')}" for name in ("CXXFLAGS", "LDFLAGS")),
-            **{name: _identity(self.frameworks.get(name)) for name in TITLES},
+            **dict.fromkeys(TITLES, ""),
+            **{
+                name: f"{one.version}, CUDA {one.cuda or 'none'}, C++11 ABI {one.cxx11_abi}"
+                for name, one in self.frameworks.items()
+            },
             "mpi": self.mpi.identity if self.mpi else "",
             "gpu": f"CUDA {gpu.cuda}, NCCL {gpu.nccl}, {gpu.architectures or 'all'}" if gpu else "",
             "rpath": ":".join(self.rpath),
@@ -226,9 +230,3 @@ def _choose_frameworks(request: BuildRequest) -> tuple[dict[str, InstalledFramew
         reasons, remedies = zip(*faults.values(), strict=True)
         raise HorovodBuildError(" ".join(reasons), "\n".join(dict.fromkeys(remedies)))
     return chosen, tuple(f"Left out: {reason} ({remedy})" for reason, remedy in faults.values())
-
-
-def _identity(framework: InstalledFramework | None) -> str:
-    if framework is None:
-        return ""
-    return f"{framework.version}, CUDA {framework.cuda or 'none'}, C++11 ABI {framework.cxx11_abi}"

@@ -50,7 +50,10 @@ class Text(BuiltIn):
     ) -> None:
         self._level, self._context = level, context
         self._sizes = {"layers": layers, "heads": heads, "channels": channels, "dropout": dropout}
-        files, self._name = _files(path, pattern)
+        paths, self._name = python_files() if path is None else (find_files(path, pattern), path)
+        files = MappedFiles(paths)
+        if path is not None:
+            self._name = str(paths[0]) if len(paths) == 1 else f"{path} ({len(files.paths):,} files)"
         self._tokens: Tokens = files if level == "bytes" else CharacterTokens(files)
         size = len(self._tokens)
         kept = int(size * (1 - eval_fraction))
@@ -89,14 +92,3 @@ class Text(BuiltIn):
 
 
 task = Text
-
-
-def _files(path: str | None, pattern: str) -> tuple[MappedFiles, str]:
-    """Return the files of the text and a description of them."""
-    if path is None:
-        paths, name = python_files()
-        return MappedFiles(paths), name
-    paths = find_files(path, pattern)
-    files = MappedFiles(paths)
-    name = str(paths[0]) if len(paths) == 1 else f"{path} ({len(files.paths):,} files)"
-    return files, name

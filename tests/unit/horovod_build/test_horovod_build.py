@@ -102,7 +102,6 @@ class Steps:
 def steps(cache, wheel, the_plan, monkeypatch):
     """A build whose steps only write down that they ran."""
     steps = Steps()
-    monkeypatch.setattr(building, "default_cache_folder", lambda: cache.folder)
     ours = InstalledBuild("0.28.1", "2.13.0+cpu", "2.21.0", "Open MPI 5", True, False, "e", the_plan.key)
 
     def compile_wheel(plan, into, jobs, echo):
