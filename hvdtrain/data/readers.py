@@ -133,11 +133,8 @@ def _serve(connection: Connection, payload_number: int, skip: bool) -> None:
 _EXIT_SECONDS = 1.0
 # a reader computes with one thread: the cores are for the workers' compute threads
 _ONE_THREAD = (
-    "OMP_NUM_THREADS",
-    "OPENBLAS_NUM_THREADS",
-    "MKL_NUM_THREADS",
-    "TF_NUM_INTRAOP_THREADS",
-    "TF_NUM_INTEROP_THREADS",
+    *("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"),
+    *("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS"),
 )
 
 # not with ``-m``: pickled objects refer to the module's classes, not to those of ``__main__``

@@ -27,13 +27,8 @@ OLDEST = {"torch": "2.4", "tf": "2.18"}
 
 # TensorFlow's package has several names, and no small file that contains its version.
 _TENSORFLOW_PACKAGES = (
-    "tensorflow",
-    "tensorflow-cpu",
-    "tensorflow-rocm",
-    "tensorflow-cpu-aws",
-    "intel-tensorflow",
-    "tf-nightly",
-    "tf-nightly-cpu",
+    *("tensorflow", "tensorflow-cpu", "tensorflow-rocm", "tensorflow-cpu-aws"),
+    *("intel-tensorflow", "tf-nightly", "tf-nightly-cpu"),
 )
 
 

@@ -66,7 +66,11 @@ class ClassifyText(BuiltIn):
         self._classes, targets, sizes = read_tables(paths, (text, label), encoder)
         self._train, self._eval = split(sizes, eval_fraction, split_seed)
         tokens, vocabulary = encoder.finish(self._train)
-        self._sizes = {"context": context, "vocabulary": vocabulary, "classes": len(self._classes)}
+        self._sizes: dict[str, Any] = {
+            "context": context,
+            "vocabulary": vocabulary,
+            "classes": len(self._classes),
+        }
         self._sizes |= {"layers": layers, "heads": heads, "channels": channels, "dropout": dropout}
         self._arrays: Arrays = {"inputs": tokens, "targets": targets}
 
