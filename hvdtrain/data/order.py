@@ -317,11 +317,6 @@ class BatchPlan:
     accumulate: int = 1  # micro-batches per worker and step
     micro: int | None = None  # samples per worker and micro-batch; by default as few as possible
 
-    def __post_init__(self) -> None:
-        slots = self.workers * self.accumulate
-        if self.micro is not None and slots * self.micro < self.global_batch:
-            raise ValueError(f"{slots} slots of {self.micro} do not hold {self.global_batch} samples")
-
     @classmethod
     def of_size(cls, global_batch: int, workers: int, micro: int) -> "BatchPlan":
         """Return how a batch is sharded in micro-batches of this size, as few as hold it."""

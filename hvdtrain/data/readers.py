@@ -39,10 +39,6 @@ class BadSample:
     replacement_index: int  # index of the next readable sample
     problem: str  # the message of the data set's error
 
-    def describe(self, of_set: str = "") -> str:
-        """Return the sample and its problem, as text; ``of_set`` follows the index."""
-        return f"sample {self.index}{of_set}: {self.problem}"
-
 
 Fetched = tuple[Arrays, list[BadSample]]
 # fetches samples, stacked, by their indices and the seeds of their augmentation

@@ -279,15 +279,14 @@ def _check_place(part: StreamPart, exchange: Exchange, what: str, place: _Place)
     if part.plan.workers == 1:
         return
     everyone = exchange((what, *place))
-    problem = ""
     if len({found[:3] for found in everyone}) > 1:
         places = [f"{end} at sample {number:,} of pass {epoch + 1}" for end, epoch, number, _ in everyone]
         problem = "; ".join(f"rank {rank}: {text}" for rank, text in enumerate(places[:4]))
-    elif not are_alike([summary for *_, summary in everyone]):
+    elif are_alike([summary for *_, summary in everyone]):
+        return
+    else:
         where = f"up to sample {place[1]:,} of pass {place[0] + 1}"
         problem = f"{where}, their samples or the order of them differ"
-    if not problem:
-        return
     raise DataError(
         f"the workers read different streams: {problem}",
         "Each pass must give every worker the same samples in one order: seed random orders and filters.",

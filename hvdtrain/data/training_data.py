@@ -132,7 +132,7 @@ class TrainingData:
 
         def note(bad: BadSample) -> None:
             if self.place.is_first_stage:
-                self.skipped.unreported.append(bad.describe(of_set))
+                self.skipped.unreported.append(f"sample {bad.index}{of_set}: {bad.problem}")
 
         has_processes = self.readers is not None and self.readers.pids
         threads = self.config.read_workers if has_processes else self.config.read_threads

@@ -15,14 +15,9 @@ from pathlib import Path
 from typing import Literal
 
 from hvdtrain.errors import HorovodBuildError
+from hvdtrain.horovod_build import installed
 from hvdtrain.horovod_build.cache import SDIST_SHA256
-from hvdtrain.horovod_build.installed import (
-    PIP_NAMES,
-    TITLES,
-    InstalledFramework,
-    installed_framework,
-    unsupported,
-)
+from hvdtrain.horovod_build.installed import InstalledFramework
 from hvdtrain.horovod_build.patching import horovod_patches, patches_digest
 from hvdtrain.horovod_build.toolchain import (
     Gpu,
@@ -150,7 +145,7 @@ class Plan:
             "architecture": self.arch_flags,
             "compiler": f"{self.toolchain.cxx}: {self.toolchain.compiler}",
             "flags": " ".join(f"{name}={os.environ.get(name, '')}" for name in ("CXXFLAGS", "LDFLAGS")),
-            **dict.fromkeys(TITLES, ""),
+            **dict.fromkeys(installed.TITLES, ""),
             **{
                 name: f"{one.version}, CUDA {one.cuda or 'none'}, C++11 ABI {one.cxx11_abi}"
                 for name, one in self.frameworks.items()
@@ -212,12 +207,12 @@ def _choose_frameworks(request: BuildRequest) -> tuple[dict[str, InstalledFramew
     chosen: dict[str, InstalledFramework] = {}
     faults: dict[str, tuple[str, str]] = {}
     cuda = ""
-    for name in (request.frameworks,) if request.frameworks in TITLES else ("torch", "tf"):
-        found = installed_framework(name)
+    for name in (request.frameworks,) if request.frameworks in installed.TITLES else ("torch", "tf"):
+        found = installed.installed_framework(name)
         if found is None:
-            reason = f"Not installed in this environment: {TITLES[name]}."
-            faults[name] = reason, f"pip install {PIP_NAMES[name]}"
-        elif any(fault := unsupported(found)):
+            reason = f"Not installed in this environment: {installed.TITLES[name]}."
+            faults[name] = reason, f"pip install {installed.PIP_NAMES[name]}"
+        elif any(fault := installed.unsupported(found)):
             faults[name] = fault
         elif request.gpu == "nccl" and not found.cuda:
             faults[name] = f"{found.title} {found.version} was built for CPUs.", _CUDA_REMEDY

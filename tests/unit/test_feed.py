@@ -90,7 +90,7 @@ def test_the_next_readable_one_stands_in(data):
     assert arrays["targets"].tolist() == [6, 9, 9, 1, 9]
     assert arrays["inputs"].shape == (5, 2)
     assert [(b.place, b.index, b.replacement_index) for b in bad] == [(1, 7, 9), (2, 8, 9), (3, 19, 1)]
-    assert bad[0].describe() == "sample 7: photos/7.png is cut off"
+    assert bad[0].problem == "photos/7.png is cut off"
 
 
 @pytest.mark.parametrize("size", [5, 300])

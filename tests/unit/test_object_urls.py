@@ -13,13 +13,7 @@ from hvdtrain.config import Config
 from hvdtrain.errors import UsageError
 from hvdtrain.storage import urls as object_urls
 from hvdtrain.storage.files import check_url, expand_path
-from hvdtrain.storage.urls import (
-    ChangedObjectError,
-    MissingObjectError,
-    StoreError,
-    download,
-    upload,
-)
+from hvdtrain.storage.urls import ChangedObjectError, MissingObjectError, StoreError, download, upload
 
 fsspec = pytest.importorskip("fsspec")
 pytest.importorskip("s3fs")
