@@ -59,9 +59,13 @@ class Text(BuiltIn):
         kept = int(size * (1 - eval_fraction))
         self._train = Windows(self._tokens, 0, kept, context, stride or context)
         self._eval = Windows(self._tokens, kept, size, context, context) if eval_fraction else None
-        self._check_length("training", kept)
-        if self._eval is not None:
-            self._check_length("evaluation", size - kept)
+        for purpose, length in (("training", kept), ("evaluation", size - kept)):
+            if length <= context and (purpose == "training" or eval_fraction):
+                raise DataError(
+                    f"{self._name} has {size:,} {level}, of which {length:,} are for {purpose}; a window "
+                    f"needs {context + 1:,} (context {context:,} and a target)",
+                    "Use more text, a smaller task_options.context, or another eval_fraction.",
+                )
 
     def describe(self) -> str:
         """Return a description of the text that was found."""
@@ -81,14 +85,6 @@ class Text(BuiltIn):
 
     def _built_in(self) -> tuple[Any, dict[str, Any]]:
         return gpt, {"vocabulary": self._tokens.vocabulary, "context": self._context, **self._sizes}
-
-    def _check_length(self, purpose: str, length: int) -> None:
-        if length < self._context + 1:
-            raise DataError(
-                f"{self._name} has {len(self._tokens):,} {self._level}, of which {length:,} are for "
-                f"{purpose}; a window needs {self._context + 1:,} (context {self._context:,} and a target)",
-                "Use more text, a smaller task_options.context, or another eval_fraction.",
-            )
 
 
 task = Text

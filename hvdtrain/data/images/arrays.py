@@ -8,6 +8,7 @@ import gzip
 import math
 import re
 import struct
+from collections import defaultdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -72,34 +73,31 @@ def idx_names_in(folder: Path) -> list[Path]:
 
 
 def find_idx(folder: Path) -> Found:
-    """Open the IDX files of a folder."""
-    train = _open_idx(folder, ("train",))
-    if train is None:
-        raise DataError(f"{folder} contains no training images: train-images-idx3-ubyte or the same with .gz")
-    return Found("IDX files", train, _open_idx(folder, ("t10k", "test")))
-
-
-def _open_idx(folder: Path, parts: tuple[str, ...]) -> ArraySource | None:
-    images, labels = (_the_one(folder, parts, what) for what in ("images", "labels"))
-    if images is None and labels is None:
-        return None
-    if images is None or labels is None:
-        missing = "labels" if labels is None else "images"
-        raise DataError(f"there is no file of {missing} next to {images or labels}")
-    return ArraySource(images, read_idx(images, (3, 4)), read_idx(labels, (1,)), str(labels))
-
-
-def _the_one(folder: Path, parts: tuple[str, ...], what: str) -> Path | None:
-    """Find a file; of a plain and a gzipped one of the same name the plain one."""
-    found = {}
+    """Open the IDX files of a folder; of a plain and a gzipped one of the same name the plain one."""
+    found: dict[tuple[bool, str], dict[str, Path]] = defaultdict(
+        dict
+    )  # by whether they train, and by content
     for path in reversed(idx_names_in(folder)):
-        match = _IDX_NAME.fullmatch(path.name)
-        if match and match[2] in parts and match[3] == what:
-            found[path.name.removesuffix(".gz")] = path
-    if len(found) > 1:
-        names = ", ".join(sorted(path.name for path in found.values()))
-        raise DataError(f"{folder} contains more than one file of {what}: {names}", "Keep only one of them.")
-    return next(iter(found.values()), None)
+        if match := _IDX_NAME.fullmatch(path.name):
+            found[match[2] == "train", match[3]][path.name.removesuffix(".gz")] = path
+    for (_, what), files in found.items():
+        if len(files) > 1:
+            names = ", ".join(sorted(path.name for path in files.values()))
+            raise DataError(
+                f"{folder} contains more than one file of {what}: {names}", "Keep only one of them."
+            )
+    sources: list[ArraySource] = []
+    for trains in (True, False):
+        images, labels = (next(iter(found[trains, what].values()), None) for what in ("images", "labels"))
+        if images and labels:
+            sources.append(ArraySource(images, read_idx(images, (3, 4)), read_idx(labels, (1,)), str(labels)))
+        elif images or labels:
+            missing = "labels" if images else "images"
+            raise DataError(f"there is no file of {missing} next to {images or labels}")
+        elif trains:
+            wanted = "train-images-idx3-ubyte or the same with .gz"
+            raise DataError(f"{folder} contains no training images: {wanted}")
+    return Found("IDX files", *sources)
 
 
 def read_idx(path: Path, axes: tuple[int, ...]) -> NDArray[np.uint8]:
