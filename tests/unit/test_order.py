@@ -46,13 +46,6 @@ def test_a_permutation_holds_every_sample_once(size, seed, epoch):
     assert np.array_equal(np.sort(permute(np.arange(size), size, seed, epoch)), np.arange(size))
 
 
-@given(size=st.integers(1, 50), positions=st.lists(st.integers(0, 500), min_size=1, max_size=20))
-def test_indices_do_not_depend_on_what_is_asked_together(size, positions):
-    order = ShuffledOrder(size, seed=3)
-    together = order.indices(np.asarray(positions))
-    assert together.tolist() == [int(order.indices(np.asarray([p]))[0]) for p in positions]
-
-
 @given(
     size=st.integers(1, 60),
     seed=st.integers(0, 99),
