@@ -10,7 +10,6 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from hvdtrain.backends.base import Backend
 from hvdtrain.backends.objective.gathering import parted
-from hvdtrain.backends.records import BackendInfo
 from hvdtrain.config import Config
 from hvdtrain.data.feed import HostBatch
 from hvdtrain.data.numeric import distance, leaves_of
@@ -99,7 +98,6 @@ def digest_of(
     if "loss" not in found.values and not flat.size:
         return None
     places = np.linspace(0, flat.size - 1, min(flat.size, _MOST_OUTPUTS)).astype(int)
-    info: BackendInfo = backend.info
     return OutputsDigest(
         arrays=dict(forms),
         outputs=_rounded(flat[places]),
@@ -108,7 +106,7 @@ def digest_of(
         averaged=averaged,
         precision=config.precision,
         framework=config.framework,
-        computed_by=info.description,
+        computed_by=backend.info.description,
     )
 
 

@@ -61,11 +61,6 @@ class StreamPart:
             return 0, self.first_sample
         return divmod(self.first_sample, self.stream.length)
 
-    def items(self, epoch: int, own_shards: bool) -> Iterator[Any]:
-        """Return the samples of an epoch that this worker goes over, not decoded."""
-        part = (self.rank, self.plan.workers) if own_shards else None
-        return self.stream.items(epoch, self.seed, part, self.is_training)
-
     def check_length(self, epoch: int, found: int, is_whole: bool = False) -> None:
         """Check that a pass, of which so many samples were found, has as many as were declared."""
         length, over = self.stream.length, f"pass {epoch + 1} over the stream"
@@ -134,7 +129,8 @@ def _chunks(part: StreamPart, size: int) -> Iterator[_Chunk]:
     # each step took at most one global batch, so this many of this worker's samples were consumed at least
     undecoded = skipped // part.plan.global_batch * full
     while True:
-        items, ends = enumerate(part.items(epoch, own_shards=True)), False
+        own = (part.rank, part.plan.workers)
+        items, ends = enumerate(part.stream.items(epoch, part.seed, own, part.is_training)), False
         while not ends:
             chunk: list[Item] = []
             for number, item in itertools.islice(items, size):
@@ -319,7 +315,7 @@ def _all_items(part: StreamPart) -> Iterator[tuple[int, int, Any]]:
     (epoch, skipped), left = part.begin, part.most
     while left:
         found = 0
-        for item in part.items(epoch, own_shards=False):
+        for item in part.stream.items(epoch, part.seed, None, part.is_training):
             found += 1
             part.check_length(epoch, found)
             if skipped:

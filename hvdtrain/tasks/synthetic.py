@@ -31,15 +31,13 @@ class RandomSamples:
         self._size = size
         self.distinct = min(size, max(1, _STORED_BYTES // sample_bytes))
         random = np.random.RandomState(seed)  # its numbers are the same in all versions of numpy
-        numbers: NDArray[Any]
+        self._inputs: NDArray[Any]
         if vocabulary is None:
-            numbers = random.standard_normal((self.distinct, *shape)).astype(np.float32)
+            self._inputs = random.standard_normal((self.distinct, *shape)).astype(np.float32)
         else:
-            numbers = random.randint(0, vocabulary, (self.distinct, *shape[:-1], shape[-1] + 1), np.int32)
-        self._inputs = numbers if vocabulary is None else numbers[..., :-1]
-        if classes is None:
-            self._targets = numbers[..., 1:].astype(np.int64)
-        else:
+            tokens = random.randint(0, vocabulary, (self.distinct, *shape[:-1], shape[-1] + 1), np.int32)
+            self._inputs, self._targets = tokens[..., :-1], tokens[..., 1:].astype(np.int64)
+        if classes is not None:
             self._targets = random.randint(0, classes, self.distinct, np.int64)
 
     def __len__(self) -> int:
