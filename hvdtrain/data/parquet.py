@@ -182,8 +182,9 @@ def _footer(path: str) -> tuple[list[_Group], list[tuple[str, str]]]:
 
 
 def _values(column: Any, where: str) -> Any:
-    """Return a column of pyarrow as an array, or as a list of Python's values if it holds no numbers."""
+    """Return a column of pyarrow as an array, or as a list if it holds no numbers or lists of unequal lengths."""
     import pyarrow as pa
+    import pyarrow.compute as pc
 
     kind = column.type
     is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
@@ -195,15 +196,9 @@ def _values(column: Any, where: str) -> Any:
         )
     if is_number:
         return column.to_numpy(zero_copy_only=False)
-    if is_list:
-        return _lists(_values(column.flatten(), where), column)
-    return column.to_pylist()
-
-
-def _lists(values: Any, column: Any) -> Any:
-    """Return lists as one array if they have one length, and as a list of their values otherwise."""
-    import pyarrow.compute as pc
-
+    if not is_list:
+        return column.to_pylist()
+    values = _values(column.flatten(), where)
     lengths = pc.list_value_length(column).to_numpy(zero_copy_only=False).astype(np.int64)
     if isinstance(values, np.ndarray) and len(set(lengths.tolist())) == 1:
         return values.reshape(len(lengths), int(lengths[0]), *values.shape[1:])
