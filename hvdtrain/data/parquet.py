@@ -182,7 +182,7 @@ def _footer(path: str) -> tuple[list[_Group], list[tuple[str, str]]]:
 
 
 def _values(column: Any, where: str) -> Any:
-    """Return a column of pyarrow as an array, or as a list if it holds no numbers or lists of unequal lengths."""
+    """Return a column of pyarrow as an array, or as a list of what is no number or of unequal lengths."""
     import pyarrow as pa
     import pyarrow.compute as pc
 

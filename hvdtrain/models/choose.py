@@ -11,29 +11,6 @@ NAMES: tuple[str, ...] = get_args(ImageModel)
 _CIFAR_BELOW = 64  # pixels of the shorter side: the stem does not shrink smaller images
 
 
-# what the tasks with images train with
-IMAGE_DEFAULTS = {
-    "epochs": 15,
-    "batch_size": 32,
-    "learning_rate": 0.03,
-    "weight_decay": 5e-4,
-    "warmup_epochs": 1,
-    "clip_norm": 1.0,
-    "lr_schedule": "cosine",
-    "initial_parameters": "portable",
-}
-# what those with text train with
-TEXT_DEFAULTS = {
-    "optimizer": "adamw",
-    "learning_rate": 1e-3,
-    "lr_scaling": "sqrt",
-    "lr_schedule": "cosine",
-    "weight_decay": 0.01,
-    "clip_norm": 1.0,
-    "initial_parameters": "portable",
-}
-
-
 class BuiltIn:
     """A task that classifies with a model of a module of this package."""
 

@@ -10,7 +10,7 @@ from pydantic import Field
 from hvdtrain.data.datasets import ArrayDataset
 from hvdtrain.data.texts.labelled import Encoder, read_tables, split
 from hvdtrain.models import bert
-from hvdtrain.models.choose import TEXT_DEFAULTS, BuiltIn
+from hvdtrain.models.choose import BuiltIn
 from hvdtrain.storage.text import counted
 from hvdtrain.task import Arrays
 from hvdtrain.tasks import _options as options
@@ -39,7 +39,7 @@ class ClassifyText(BuiltIn):
         DataError: If the table cannot be read or used for training, naming the line.
     """
 
-    defaults: ClassVar = TEXT_DEFAULTS | {"epochs": 10, "batch_size": 32, "warmup_epochs": 0.5}
+    defaults: ClassVar = options.TEXT_DEFAULTS | {"epochs": 10, "batch_size": 32, "warmup_epochs": 0.5}
 
     @options.checked
     def __init__(

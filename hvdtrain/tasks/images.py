@@ -11,7 +11,7 @@ from hvdtrain.data.augment import Crop, Flip, RandomResizedCrop, Size, Transform
 from hvdtrain.data.eval_sets import first_set
 from hvdtrain.data.images import arrays, folder, sources
 from hvdtrain.errors import DataError, TaskError
-from hvdtrain.models.choose import IMAGE_DEFAULTS, BuiltIn, ImageModel, module_and_sizes
+from hvdtrain.models.choose import BuiltIn, ImageModel, module_and_sizes
 from hvdtrain.tasks import _options as options
 
 _WANTED = "Expected: IDX files (train-images-idx3-ubyte, ...), an npz file, or a folder for each class."
@@ -60,7 +60,7 @@ class Images(BuiltIn):
         classes: number of classes; by default derived from the labels.
     """
 
-    defaults: ClassVar = IMAGE_DEFAULTS
+    defaults: ClassVar = options.IMAGE_DEFAULTS
 
     @options.checked
     def __init__(

@@ -5,7 +5,7 @@ from typing import Any, ClassVar, Literal
 from hvdtrain.data.texts.files import CharacterTokens, MappedFiles, Tokens, Windows, find_files, python_files
 from hvdtrain.errors import DataError
 from hvdtrain.models import gpt
-from hvdtrain.models.choose import TEXT_DEFAULTS, BuiltIn
+from hvdtrain.models.choose import BuiltIn
 from hvdtrain.tasks import _options as options
 
 
@@ -30,7 +30,7 @@ class Text(BuiltIn):
     """
 
     class_axis = -1  # a context can be as long as the vocabulary
-    defaults: ClassVar = TEXT_DEFAULTS | {"epochs": 2, "batch_size": 16, "warmup_epochs": 0.1}
+    defaults: ClassVar = options.TEXT_DEFAULTS | {"epochs": 2, "batch_size": 16, "warmup_epochs": 0.1}
     defaults |= {"lr_final_fraction": 0.1, "adam_beta2": 0.99}
 
     @options.checked
