@@ -97,7 +97,7 @@ def find_idx(folder: Path) -> Found:
         elif trains:
             wanted = "train-images-idx3-ubyte or the same with .gz"
             raise DataError(f"{folder} contains no training images: {wanted}")
-    return Found("IDX files", *sources)
+    return Found("IDX files", sources[0], sources[1] if len(sources) > 1 else None)
 
 
 def read_idx(path: Path, axes: tuple[int, ...]) -> NDArray[np.uint8]:
