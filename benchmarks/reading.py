@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from hvdtrain.data.feed import Feed, Reader, Shard
+from hvdtrain.data.feed import Feed, Reader, Shard, read_ahead
 from hvdtrain.data.order import BatchPlan, ShuffledOrder
 from hvdtrain.data.readers import Readers
 
@@ -110,7 +110,8 @@ def speeds(folder: str) -> dict[int, list[float]]:
                 fetch = readers.fetch_from("data")
                 for _ in range(processes):
                     fetch(np.zeros(1, np.int64), None)  # until it has started
-                with Feed(Reader(data, order, share, fetch), processes or 2) as feed:
+                reader = Reader(data, order, share, fetch)
+                with Feed(read_ahead(reader.__getitem__, len(reader), processes or 2)) as feed:
                     begun = time.perf_counter()
                     samples = sum(batch.indices.size for batch in feed)
                     results.append(samples / (time.perf_counter() - begun))

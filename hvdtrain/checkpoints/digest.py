@@ -10,7 +10,6 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from hvdtrain.backends.base import Backend
 from hvdtrain.backends.objective.gathering import parted
-from hvdtrain.backends.records import BackendInfo
 from hvdtrain.config import Config
 from hvdtrain.data.feed import HostBatch
 from hvdtrain.data.numeric import distance, leaves_of
@@ -81,15 +80,24 @@ def digest_of(
     """Collective. Evaluate the backend's model for drawn inputs, which changes nothing; None if it fails."""
     if config.stages > 1 or not forms or any(np.prod(form.shape) > _MOST_NUMBERS for form in forms.values()):
         return None
+    arrays = {}  # a pure function of the forms
+    for name, form in forms.items():
+        random, shape = np.random.RandomState(zlib.crc32(name.encode())), (1, _SAMPLES, *form.shape)
+        if form.values:
+            drawn = np.asarray(form.values)[random.randint(len(form.values), size=shape)]
+        else:
+            drawn = form.low + (form.high - form.low) * random.random_sample(shape)
+        arrays[name] = drawn.astype(form.dtype)
+    weights, indices = np.ones((1, _SAMPLES), np.float32), np.arange(_SAMPLES)[None]
+    batch = HostBatch(0, arrays, weights, total_weight=float(_SAMPLES), indices=indices)
     # the loss must not depend on the number of workers, nor later draws on whether a checkpoint is saved
     with random_state_kept(), parted():
-        found = backend.dry_run(_drawn(forms), training=False)
+        found = backend.dry_run(batch, training=False)
     outputs = [leaf.reshape(-1).astype(np.float64) for leaf in leaves_of(found.outputs)]
     flat = np.concatenate(outputs) if outputs else np.zeros(0)
     if "loss" not in found.values and not flat.size:
         return None
     places = np.linspace(0, flat.size - 1, min(flat.size, _MOST_OUTPUTS)).astype(int)
-    info: BackendInfo = backend.info
     return OutputsDigest(
         arrays=dict(forms),
         outputs=_rounded(flat[places]),
@@ -98,7 +106,7 @@ def digest_of(
         averaged=averaged,
         precision=config.precision,
         framework=config.framework,
-        computed_by=info.description,
+        computed_by=backend.info.description,
     )
 
 
@@ -134,20 +142,6 @@ def describe_changes(
         means = f"{np.nanmean(new):.4g} for {np.nanmean(old):.4g}"
         return [f"{what} something else {then}: {means} {same}.{changed}"]
     return []
-
-
-def _drawn(forms: Mapping[str, ArrayForm]) -> HostBatch:
-    """Return a batch of drawn samples, a pure function of the forms."""
-    arrays = {}
-    for name, form in forms.items():
-        random, shape = np.random.RandomState(zlib.crc32(name.encode())), (1, _SAMPLES, *form.shape)
-        if form.values:
-            drawn = np.asarray(form.values)[random.randint(len(form.values), size=shape)]
-        else:
-            drawn = form.low + (form.high - form.low) * random.random_sample(shape)
-        arrays[name] = drawn.astype(form.dtype)
-    weights, indices = np.ones((1, _SAMPLES), np.float32), np.arange(_SAMPLES)[None]
-    return HostBatch(0, arrays, weights, total_weight=float(_SAMPLES), indices=indices)
 
 
 def _rounded(values: NDArray[np.float64]) -> list[float | None]:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hvdtrain.backends.base import Backend, PendingState
-from hvdtrain.backends.records import PortableState
 from hvdtrain.checkpoints import storage
 from hvdtrain.checkpoints.manifest import Manifest
 from hvdtrain.early_stopping import MetricGoal
@@ -150,7 +149,9 @@ class BackgroundSaver(Saver):
         written_bytes = -1
         while thread.is_alive() and (left_seconds := until_seconds - time.monotonic()) > 0:
             thread.join(min(_LOOK_SECONDS, left_seconds))
-            before_bytes, written_bytes = written_bytes, _bytes_in(self._folder)
+            before_bytes, written_bytes = written_bytes, 0
+            with contextlib.suppress(OSError):
+                written_bytes = sum(path.stat().st_size for path in self._folder.glob("*/*"))
             if thread.is_alive() and written_bytes != before_bytes:
                 ACTIVITY.enter("writing the checkpoint of step", self._step, is_long=True)
 
@@ -159,7 +160,9 @@ class BackgroundSaver(Saver):
         try:
             self._report.sync()  # no checkpoint is newer than its log
             state = pending.read()
-            self._check_finite(state)
+            for name in self._parameters:
+                if count := np.count_nonzero(~np.isfinite(array := state[name])):
+                    raise _NotFiniteError(f"{count:,} of {array.size:,} numbers of {name} are not finite")
             self._check_folder()
             try:
                 path = storage.write(self._folder, state, manifest, self._check_folder)
@@ -182,13 +185,6 @@ class BackgroundSaver(Saver):
         if where is None:
             raise FileNotFoundError(errno.ENOENT, run_folder.why_not())
         self._folder = where / self._folder.name
-
-    def _check_finite(self, state: PortableState) -> None:
-        for name in self._parameters:
-            array = state[name]
-            if not np.isfinite(array).all():
-                count = array.size - np.count_nonzero(np.isfinite(array))
-                raise _NotFiniteError(f"{count:,} of {array.size:,} numbers of {name} are not finite")
 
     def _retain(self) -> None:
         if self._keep_last is None:
@@ -218,28 +214,14 @@ class BackgroundSaver(Saver):
         if isinstance(outcome, _NotFiniteError):
             self.not_finite = f"{outcome} after step {self._step:,}"
             return
-        reason = f"step {self._step:,}: {_describe(outcome)}"
+        kind, problem = (type(outcome), str(outcome)), f"{type(outcome).__name__}: {outcome}"
+        if isinstance(outcome, OSError):
+            where = f" ({outcome.filename})" if outcome.filename else ""
+            kind, problem = (type(outcome), str(outcome.errno)), f"{outcome.strerror or outcome}{where}"
+        reason = f"step {self._step:,}: {problem}"
         self.failures.append(reason)
-        kind = (type(outcome), outcome.errno if isinstance(outcome, OSError) else str(outcome))
         if kind != self._reported:  # it is reported once while it lasts; the summary has the number
             good = f"{self.newest} is whole" if self.newest else "there is no older one"
             then = "stops" if self._stop_on_error else "continues, the next save tries again"
             self._report.note(f"cannot write the checkpoint of {reason}; {good}; training {then}")
         self._reported = kind
-
-
-def _bytes_in(folder: Path) -> int:
-    """Return the size of what is in a folder, as far as it can be read."""
-    size = 0
-    with contextlib.suppress(OSError):
-        for path in folder.glob("*/*"):
-            with contextlib.suppress(OSError):
-                size += path.stat().st_size
-    return size
-
-
-def _describe(error: Exception | None) -> str:
-    if isinstance(error, OSError):
-        where = f" ({error.filename})" if error.filename else ""
-        return f"{error.strerror or error}{where}"
-    return f"{type(error).__name__}: {error}"

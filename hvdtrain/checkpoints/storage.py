@@ -97,7 +97,9 @@ def write(
     try:
         parts: dict[str, PortableState] = {MODEL_FILE: {}, OPTIMIZER_FILE: {}}
         for name, array in state.items():
-            parts[OPTIMIZER_FILE if _is_of_optimizer(name) else MODEL_FILE][name] = array
+            own = name.partition("/")[2] if is_private(name) else name
+            is_of_optimizer = own.startswith("optimizer/") or is_kept(name)
+            parts[OPTIMIZER_FILE if is_of_optimizer else MODEL_FILE][name] = array
         files = {name: _write_arrays(beside / name, part) for name, part in parts.items()}
         content = manifests.to_bytes(manifest.model_copy(update={"files": files}))
         (beside / MANIFEST_FILE).write_bytes(content)
@@ -124,12 +126,6 @@ def put_in_place(beside: Path, path: Path) -> Path:
     beside.rename(path)
     _sync(path.parent)
     return path
-
-
-def _is_of_optimizer(name: str) -> bool:
-    """Return whether a portable name, or a framework's private one, belongs to the optimizer."""
-    _, _, rest = name.partition("/")
-    return (rest if is_private(name) else name).startswith("optimizer/") or is_kept(name)
 
 
 def checkpoints_in(folder: Path) -> list[Path]:
@@ -185,19 +181,15 @@ def _write_arrays(path: Path, arrays: PortableState) -> FileInfo:
     in_order |= {name: in_order[name][..., None].view(np.float64) for name in doubles}
     try:
         save_file(in_order, path, {_COMPLEX128: json.dumps(doubles)} if doubles else None)
-    except SafetensorError as error:
-        raise _as_os_error(error, path) from None
+    except SafetensorError as error:  # which has the system's number in its text
+        number = re.search(r"os error (\d+)", str(error))
+        at = (int(number[1]), os.strerror(int(number[1])), str(path)) if number else (str(error),)
+        raise OSError(*at) from None
     path.chmod(path.parent.stat().st_mode & 0o666)  # the library's files are the owner's alone
     _sync(path)
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     return FileInfo(sha256=digest, bytes=path.stat().st_size)
-
-
-def _as_os_error(error: Exception, path: Path) -> OSError:
-    """Turn the library's error, which has the system's number in its text, into Python's."""
-    number = re.search(r"os error (\d+)", str(error))
-    return OSError(int(number[1]), os.strerror(int(number[1])), str(path)) if number else OSError(str(error))
 
 
 def _read_arrays(path: Path) -> PortableState:

@@ -65,13 +65,8 @@ def config_options(*names: str, defaults: bool = True) -> Callable[[Any], Any]:
 
     def decorate(command: Any) -> Any:
         command = click.option("--debug", is_flag=True, help="Show the traceback of errors.")(command)
-        command = click.option(
-            "--set",
-            "assignments",
-            multiple=True,
-            metavar="KEY=VALUE",
-            help="Set any config field (YAML value).",
-        )(command)
+        command = click.option("--set", "assignments", multiple=True, metavar="KEY=VALUE",
+                               help="Set any config field (YAML value).")(command)  # fmt: skip
         for name in reversed(names):
             command = _config_option(name, defaults)(command)
         return command

@@ -226,10 +226,11 @@ def docs(page: str | None, debug: bool) -> None:
 @_debug
 def build_horovod(debug: bool, **request: Any) -> None:
     """Build Horovod for the installed frameworks."""
-    from hvdtrain.horovod_build.building import build_horovod
-    from hvdtrain.horovod_build.plan import BuildRequest
+    from hvdtrain.horovod_build import building, plan
+    from hvdtrain.jobs.failures import interruptible
 
-    click.echo(f"Horovod {build_horovod(BuildRequest(**request), click.echo).describe()}")
+    with interruptible():
+        click.echo(f"Horovod {building.build_horovod(plan.BuildRequest(**request), click.echo).describe()}")
 
 
 def _judge(name: str, names: Iterable[str], text: str) -> click.Command:

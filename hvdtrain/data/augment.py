@@ -15,7 +15,7 @@ from PIL import Image
 
 from hvdtrain.data.datasets import as_dataset, fetch
 from hvdtrain.data.numeric import SEPARATOR
-from hvdtrain.data.order import Draws, blocks_of, sample_keys
+from hvdtrain.data.order import Draws, ordering_of, sample_keys
 from hvdtrain.data.stream import Stream
 from hvdtrain.errors import DataError
 from hvdtrain.task import Arrays
@@ -45,15 +45,10 @@ def resize_array(image: NDArray[Any], box: Box, size: Size) -> NDArray[Any]:
         return image
     if image.dtype == np.uint8 and image.shape[2] == 3:
         return np.asarray(resize_image(Image.fromarray(image), box, size))
-    channels = [_channel(image[:, :, channel]) for channel in range(image.shape[2])]
+    exact = image if image.dtype == np.uint8 else image.astype(np.float32)  # one channel at a time
+    channels = [Image.fromarray(np.ascontiguousarray(channel)) for channel in np.moveaxis(exact, 2, 0)]
     resized = np.stack([np.asarray(resize_image(channel, box, size)) for channel in channels], axis=2)
     return resized.astype(image.dtype, copy=False)
-
-
-def _channel(values: NDArray[Any]) -> Image.Image:
-    """Return one channel as a Pillow image: of bytes if it consists of bytes, otherwise of floats."""
-    exact = values if values.dtype == np.uint8 else values.astype(np.float32)
-    return Image.fromarray(np.ascontiguousarray(exact))
 
 
 Keys = NDArray[np.uint64]
@@ -177,7 +172,7 @@ class Augmented:
                 "Augmented needs data with an index, and found a stream",
                 "Augment in hvdtrain.stream(..., decode=...).",
             )
-        self.blocks = blocks_of(self._dataset)
+        self.ordering = ordering_of(self._dataset)
         self._transforms = tuple(transforms)
         self._name = name
 
@@ -232,8 +227,7 @@ class Mixed:
                 "Mix in the task's train_collate, or leave them out.",
             )
         self._dataset, self._mixup, self._cutmix = dataset, mixup, cutmix
-        self.blocks = blocks_of(dataset)
-        self.ordering: Any = getattr(dataset, "ordering", None)
+        self.ordering = ordering_of(dataset)
         if hasattr(dataset, "batch"):  # it may be read for several steps at once
             self.batch = lambda indices: fetch(dataset, indices)
 
@@ -275,8 +269,8 @@ class Mixed:
     def _with_partners(self, indices: NDArray[np.int64], keys: Keys) -> Arrays:
         """Fetch samples, and behind them their partners."""
         numbers = uniform(transform_keys(keys, 0), 0)
-        is_drawn = isinstance(self.ordering, Draws)
-        partners = self.ordering.at(numbers) if is_drawn else (numbers * len(self)).astype(np.int64)
+        drawn = self.ordering.at(numbers) if isinstance(self.ordering, Draws) else numbers * len(self)
+        partners = drawn.astype(np.int64)
         all_keys = np.concatenate([keys, transform_keys(keys, 1)])
         is_augmented = hasattr(self._dataset, "augmented")
         both = np.concatenate([indices, partners])

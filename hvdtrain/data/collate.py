@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from hvdtrain.data.naming import check_unmasked, named, type_name
 from hvdtrain.data.numeric import flatten, nesting
-from hvdtrain.data.order import blocks_of
+from hvdtrain.data.order import ordering_of
 from hvdtrain.errors import DataError
 from hvdtrain.task import Arrays
 
@@ -37,7 +37,7 @@ class CollatedDataset:
         self, source: Any, collate: Collate, name: Callable[[Any], Arrays], notes: tuple[str, ...] = ()
     ) -> None:
         self.notes = notes
-        self.blocks = blocks_of(source)  # the order of training follows from them
+        self.ordering = ordering_of(source)
         self._columns = flatten(source) if isinstance(source, Mapping) else None
         self._nest = nesting(self._columns or ())
         self._source = source
@@ -70,9 +70,22 @@ class CollatedDataset:
 
 
 class Pad:
-    """Pads samples of unequal lengths along their first axis; a function from samples to a batch."""
+    """A function for ``collate`` that pads samples of unequal lengths along their first axis.
 
-    def __init__(self, columns: Mapping[str, float], multiple: int | None, longest: int | None) -> None:
+    The model must ignore what is padded, by its mask, for the result not to depend on which samples
+    are in a batch together: pad the mask with 0 and labels with -100.
+
+    Args:
+        columns: the columns to pad, with the value that fills each, such as ``{"input_ids": 0,
+            "attention_mask": 0, "labels": -100}``; other columns are stacked.
+        multiple: pad to the next multiple of this length; to the next power of two by default. In
+            TensorFlow and with ``--compile``, each length is compiled once.
+        longest: the greatest length, such as the number of the model's positions.
+    """
+
+    def __init__(
+        self, columns: Mapping[str, float], *, multiple: int | None = None, longest: int | None = None
+    ) -> None:
         if not columns:
             raise DataError("pad needs the columns to pad, such as hvdtrain.pad({'input_ids': 0})")
         for name, value in (("multiple", multiple), ("longest", longest)):
@@ -118,29 +131,19 @@ class Pad:
             )
         if not pads:
             return np.stack(values)
-        size = self.length(max(len(value) for value in values))
-        padded = np.full(
-            (len(values), size, *shapes[0]), self.columns[name], _type(values, self.columns[name])
-        )
+        size, fill = self.length(max(len(value) for value in values)), self.columns[name]
+        # an empty list becomes an array of floats
+        kind = np.result_type(*({value.dtype for value in values if value.size} or {np.dtype(np.int64)}))
+        with np.errstate(invalid="ignore"):
+            fits = np.asarray(fill).astype(kind) == fill
+        kind = kind if fits else np.result_type(kind, np.min_scalar_type(fill))
+        padded = np.full((len(values), size, *shapes[0]), fill, kind)
         for row, value in zip(padded, values, strict=True):
             row[: len(value)] = value
         return padded
 
 
-def pad(columns: Mapping[str, float], *, multiple: int | None = None, longest: int | None = None) -> "Pad":
-    """Return a function for ``collate`` that pads samples of unequal lengths along their first axis.
-
-    The model must ignore what is padded, by its mask, for the result not to depend on which samples
-    are in a batch together: pad the mask with 0 and labels with -100.
-
-    Args:
-        columns: the columns to pad, with the value that fills each, such as ``{"input_ids": 0,
-            "attention_mask": 0, "labels": -100}``; other columns are stacked.
-        multiple: pad to the next multiple of this length; to the next power of two by default. In
-            TensorFlow and with ``--compile``, each length is compiled once.
-        longest: the greatest length, such as the number of the model's positions.
-    """
-    return Pad(columns, multiple, longest)
+pad = Pad
 
 
 def check_lengths(sizes: Mapping[str, int]) -> None:
@@ -150,12 +153,3 @@ def check_lengths(sizes: Mapping[str, int]) -> None:
             f"arrays of one data set must have equal lengths, found {sizes}",
             "eval_data() with several sets returns hvdtrain.EvalSets({name: set}).",
         )
-
-
-def _type(values: list[NDArray[Any]], fill: float) -> np.dtype[Any]:
-    """Return the type of the values, or a larger one if it cannot hold what they are padded with."""
-    # an empty list becomes an array of floats
-    kind = np.result_type(*({value.dtype for value in values if value.size} or {np.dtype(np.int64)}))
-    with np.errstate(invalid="ignore"):
-        fits = np.asarray(fill).astype(kind) == fill
-    return kind if fits else np.result_type(kind, np.min_scalar_type(fill))

@@ -9,25 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hvdtrain.data import naming
 from hvdtrain.data.collate import Collate, CollatedDataset, check_lengths
-from hvdtrain.data.naming import (
-    HuggingFaceDataset,
-    arrays_of,
-    as_array,
-    canonical,
-    check_kept,
-    check_supported,
-    check_unmasked,
-    columns_of,
-    is_frame,
-    left_out_notes,
-    named,
-    names_of,
-    native,
-    number_columns,
-    renamed,
-    type_name,
-)
 from hvdtrain.data.numeric import PAD_REMEDY, SEPARATOR, TARGETS, flatten, has_axes, is_nested, narrowed
 from hvdtrain.data.serialization import memmap_base
 from hvdtrain.errors import DataError, HvdtrainError
@@ -62,7 +45,7 @@ def as_dataset(
     Raises:
         DataError: If ``source`` is none of these, arrays differ in length, or a key does not exist.
     """
-    check_supported(source)
+    naming.check_supported(source)
     names = new_names(inputs, targets)
     if is_stream := hasattr(source, "with_collate"):
         source, collate = source.with_collate(collate), None
@@ -73,28 +56,29 @@ def as_dataset(
     if (of_arrays := _of_arrays(source, names)) is not None:
         return of_arrays
     if hasattr(source, "column_names") and hasattr(source, "with_format"):
-        return HuggingFaceDataset(source, names)
+        return naming.HuggingFaceDataset(source, names)
     if hasattr(source, "__len__") and hasattr(source, "__getitem__"):
         return _final(source, names, None) if _has_own_batch(source) else ItemDataset(source, names)
     raise DataError(
-        f"data must be arrays or have __len__ and __getitem__, found a {type_name(source)}",
+        f"data must be arrays or have __len__ and __getitem__, found a {naming.type_name(source)}",
         "`hvdtrain docs data` lists what can be wrapped.",
     )
 
 
 def _of_arrays(source: Any, names: Mapping[str, str]) -> "ArrayDataset | None":
     """Return a data set of what holds all samples in arrays, else None."""
-    if is_frame(source):
-        columns, left_out = columns_of(source)
-        check_kept(left_out, names)
-        return ArrayDataset(renamed(columns, names), left_out_notes(left_out))
+    if naming.is_frame(source):
+        columns, left_out = naming.columns_of(source)
+        naming.check_kept(left_out, names)
+        return ArrayDataset(naming.renamed(columns, names), naming.left_out_notes(left_out))
     if isinstance(source, tuple) and _is_of_arrays(source):
         source = _pair(source)
     if not isinstance(source, Mapping):
         return None
-    given = renamed(source, names)
-    tables = {key: list(map(str, names_of(value))) for key, value in given.items() if is_frame(value)}
-    return ArrayDataset({key: as_array(key, value) for key, value in given.items()}, (), tables)
+    given = naming.renamed(source, names)
+    frames = {key: value for key, value in given.items() if naming.is_frame(value)}
+    tables = {key: list(map(str, naming.names_of(frame))) for key, frame in frames.items()}
+    return ArrayDataset({key: naming.as_array(key, value) for key, value in given.items()}, (), tables)
 
 
 def new_names(inputs: str | Sequence[str] | None, targets: str | None) -> dict[str, str]:
@@ -110,7 +94,8 @@ def _final(source: Any, names: Mapping[str, str], collate: Any) -> Dataset:
     """Return a data set that makes its batches itself; nothing can be requested of it."""
     if names or collate is not None:
         raise DataError(
-            f"{type_name(source)} makes its batches itself: inputs, targets and collate have no effect on it",
+            f"{naming.type_name(source)} makes its batches itself: inputs, targets and collate have no "
+            "effect on it",
             "Name the keys in its batches, or give the data that it wraps.",
         )
     return source  # type: ignore[no-any-return]
@@ -120,20 +105,21 @@ def _collated(source: Any, names: Mapping[str, str], collate: Collate) -> Collat
     """Return a data set whose batches a user's function makes."""
     if hasattr(source, "augmented"):
         raise DataError(
-            f"collate cannot be combined with the augmentation of {type_name(source)}",
+            f"collate cannot be combined with the augmentation of {naming.type_name(source)}",
             "Augment in collate, or leave it out.",
         )
-    if is_frame(source):
-        source = {str(name): np.asarray(source[name]) for name in names_of(source)}
+    if naming.is_frame(source):
+        source = {str(name): np.asarray(source[name]) for name in naming.names_of(source)}
     if isinstance(source, tuple) and len(source) == 2 and _is_of_arrays(source):
         source = _pair(source)
     if isinstance(source, Mapping):
-        source = {key: as_array(key, value) if is_frame(value) else value for key, value in source.items()}
+        frames = {key: naming.as_array(key, value) for key, value in source.items() if naming.is_frame(value)}
+        source = {**source, **frames}
     notes: tuple[str, ...] = getattr(collate, "notes", ())
     if hasattr(source, "features") and hasattr(source, "select_columns") and hasattr(collate, "columns"):
-        kept, left_out = number_columns(source)
-        source, notes = source.select_columns(kept), (*notes, *left_out_notes(left_out))
-    return CollatedDataset(source, collate, lambda batch: named(batch, names), notes)
+        kept, left_out = naming.number_columns(source)
+        source, notes = source.select_columns(kept), (*notes, *naming.left_out_notes(left_out))
+    return CollatedDataset(source, collate, lambda batch: naming.named(batch, names), notes)
 
 
 def _is_of_arrays(source: tuple[Any, ...]) -> bool:
@@ -183,7 +169,7 @@ class ArrayDataset:
         sizes = {name: len(array) if array.ndim else 0 for name, array in arrays.items()}
         check_lengths(sizes)
         self.arrays = dict(arrays)
-        self._convert(native)
+        self._convert(naming.native)
         self._size = next(iter(sizes.values()), 0)
 
     def __len__(self) -> int:
@@ -223,7 +209,7 @@ class ItemDataset:
         return len(self._source)
 
     def __getitem__(self, index: int) -> Arrays:
-        return arrays_of(named(self._source[int(index)], self._names))
+        return naming.arrays_of(naming.named(self._source[int(index)], self._names))
 
 
 def fetch(dataset: Any, indices: NDArray[np.int64], keys: NDArray[np.uint64] | None = None) -> Arrays:
@@ -243,12 +229,7 @@ def fetch(dataset: Any, indices: NDArray[np.int64], keys: NDArray[np.uint64] | N
     if isinstance(arrays, Mapping) and any(map(is_nested, arrays.values())):
         arrays = flatten(arrays)
     found = {name: _for_frameworks(name, value) for name, value in arrays.items()}
-    if "weights" in found:
-        _check_weights(found["weights"], indices)
-    return found
-
-
-def _check_weights(weights: NDArray[Any], indices: NDArray[np.int64]) -> None:
+    weights = found.get("weights", np.zeros(0))
     is_right = np.isfinite(weights) & (weights >= 0)
     if not is_right.all():
         place = int(np.argmin(is_right.reshape(len(indices), -1).all(1)))
@@ -257,6 +238,7 @@ def _check_weights(weights: NDArray[Any], indices: NDArray[np.int64]) -> None:
             f"{weights[place]}",
             "Correct the weights, or name the key differently if it does not weigh samples.",
         )
+    return found
 
 
 @contextmanager
@@ -321,8 +303,8 @@ def signature(
 
 
 def _for_frameworks(name: str, value: Any) -> NDArray[Any]:
-    check_unmasked(name, value)
-    array = canonical(value)
+    naming.check_unmasked(name, value)
+    array = naming.canonical(value)
     if array.dtype.kind not in "iu" or name.partition(SEPARATOR)[0] not in TARGETS:
         return array
     if array.dtype == np.uint64 and (array >> np.uint64(63)).any():

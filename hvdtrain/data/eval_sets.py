@@ -42,7 +42,16 @@ class EvalSets(Mapping[str, Any]):
         if not self._sets:
             raise DataError("EvalSets holds no data set", "Return None if there are no evaluation data.")
         for name in self._sets:
-            _check_name(name)
+            if not isinstance(name, str) or not _NAME.fullmatch(name):
+                raise DataError(
+                    f"EvalSets: {name!r} cannot be the name of a data set",
+                    "Use letters, digits, '_', '.' and '-'.",
+                )
+            if name in RESERVED:
+                raise DataError(
+                    f"EvalSets: {name!r} is the name of a number that hvdtrain logs itself",
+                    f"Choose another name, such as 'my_{name}'. Reserved: {', '.join(sorted(RESERVED))}.",
+                )
 
     def __getitem__(self, name: str) -> Any:
         return self._sets[name]
@@ -134,16 +143,3 @@ def fetch_with_name(fetch: Fetch, words: str) -> Fetch:
             raise
 
     return fetch_named
-
-
-def _check_name(name: Any) -> None:
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise DataError(
-            f"EvalSets: {name!r} cannot be the name of a data set",
-            "Use letters, digits, '_', '.' and '-'.",
-        )
-    if name in RESERVED:
-        raise DataError(
-            f"EvalSets: {name!r} is the name of a number that hvdtrain logs itself",
-            f"Choose another name, such as 'my_{name}'. Reserved: {', '.join(sorted(RESERVED))}.",
-        )

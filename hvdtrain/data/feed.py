@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from hvdtrain.data.order import BatchPlan, Order
+from hvdtrain.data.order import BatchPlan, ShuffledOrder
 from hvdtrain.data.readers import BadSample, Fetch, LocalFetch
 from hvdtrain.task import Arrays
 
@@ -113,14 +113,18 @@ class Reader:
     """Reads one worker's batches; ``reader[k]`` is the list of batches of the k-th read."""
 
     def __init__(
-        self, dataset: Any, order: Order, shard: Shard, fetch: Fetch | None = None, replaces: bool = True
+        self, dataset: Any, order: ShuffledOrder | None, shard: Shard, fetch: Fetch | None = None
     ) -> None:
         self._dataset = dataset
-        self._order = order
+        self._order = order  # of training; None: that of the data set, as in an evaluation
         self._shard = shard
         self._fetch = fetch or LocalFetch(dataset)
-        self._replaces = replaces
-        self._steps_per_read = self._choose_steps_per_read()
+        self._steps_per_read = 1  # samples that are fetched one by one may be slow
+        if hasattr(dataset, "batch") and shard.steps:
+            arrays, _ = self._fetch(np.zeros(1, np.int64), None)
+            sample_bytes = sum(array.nbytes for array in arrays.values())
+            step_bytes = max(1, sample_bytes * shard.plan.micro_batch * shard.plan.accumulate)
+            self._steps_per_read = max(1, min(_STEPS_PER_READ, _BYTES_PER_READ // step_bytes))
 
     def __len__(self) -> int:
         return math.ceil(self._shard.steps / self._steps_per_read)
@@ -130,8 +134,12 @@ class Reader:
         steps = range(first, min(first + self._steps_per_read, self._shard.steps))
         parts = [self._shard.positions(step) for step in steps]
         positions = np.stack([positions for positions, _, _ in parts])
-        indices = self._order.indices(positions)
-        arrays, bad = self._fetch(indices.reshape(-1), self._keys(positions, indices))
+        indices, keys = positions, None
+        if self._order is not None:
+            indices = self._order.indices(positions)
+            if hasattr(self._dataset, "augmented"):
+                keys = self._order.keys(positions, indices).reshape(-1)
+        arrays, bad = self._fetch(indices.reshape(-1), keys)
         shaped = {name: a.reshape(indices.shape + a.shape[1:]) for name, a in arrays.items()}
         batches = [
             HostBatch(
@@ -145,17 +153,13 @@ class Reader:
             )
             for i, (step, (_, weights, count)) in enumerate(zip(steps, parts, strict=True))
         ]
-        return self._with_bad(batches, bad) if bad else batches
-
-    def _with_bad(self, batches: list[HostBatch], bad: list[BadSample]) -> list[HostBatch]:
-        """Note in the batches which samples could not be read, and replace or drop those."""
-        for sample in bad:
+        for sample in bad:  # they could not be read: training has others in their place, evaluation none
             step, place = divmod(sample.place, batches[0].indices.size)
             batch = batches[step]
             if batch.weights.flat[place] == 0:
                 continue  # padding
             weights, indices = batch.weights, batch.indices.copy()
-            if self._replaces:
+            if self._order is not None:
                 indices.flat[place] = sample.replacement_index
             else:
                 weights = weights.copy()  # other steps share the array
@@ -163,37 +167,16 @@ class Reader:
             batches[step] = replace(batch, weights=weights, indices=indices, bad=(*batch.bad, sample))
         return batches
 
-    def _keys(self, positions: NDArray[np.int64], indices: NDArray[np.int64]) -> NDArray[np.uint64] | None:
-        if not hasattr(self._dataset, "augmented"):
-            return None
-        keys = self._order.keys(positions, indices)
-        return None if keys is None else keys.reshape(-1)
-
-    def _choose_steps_per_read(self) -> int:
-        # samples that are fetched one by one may be slow, so they are read step by step
-        if not hasattr(self._dataset, "batch") or self._shard.steps == 0:
-            return 1
-        arrays, _ = self._fetch(np.zeros(1, np.int64), None)
-        sample_bytes = sum(array.nbytes for array in arrays.values())
-        plan = self._shard.plan
-        step_bytes = max(1, sample_bytes * plan.micro_batch * plan.accumulate)
-        return max(1, min(_STEPS_PER_READ, _BYTES_PER_READ // step_bytes))
-
 
 class Feed:
     """The batches of one worker in order, read ahead by background threads."""
 
     def __init__(
-        self, reader: Reader, threads: int, on_bad_sample: Callable[[BadSample], None] = lambda _: None
+        self,
+        reads: Generator[list[HostBatch], None, None],
+        on_bad_sample: Callable[[BadSample], None] = lambda _: None,
     ) -> None:
-        self._begin(read_ahead(reader.__getitem__, len(reader), threads), on_bad_sample)
-
-    def _begin(
-        self, reads: Generator[list[HostBatch], None, None], on_bad_sample: Callable[[BadSample], None]
-    ) -> None:
-        """Take batches from now on."""
-        self._reads = reads
-        self._on_bad_sample = on_bad_sample
+        self._reads, self._on_bad_sample = reads, on_bad_sample
         self._bad: dict[int, int] = {}  # by the batch's step
         self._waited_seconds = 0.0
 

@@ -1,7 +1,7 @@
 """Fingerprints of data sets: digests of a few samples, which show whether two data sets are the same."""
 
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from hashlib import blake2b
 from typing import Any
 
@@ -10,9 +10,8 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from hvdtrain.data.datasets import ArrayDataset
-from hvdtrain.data.drawn import unordered
 from hvdtrain.data.numeric import narrowed
-from hvdtrain.data.order import order_identity, sample_keys
+from hvdtrain.data.order import order_identity, sample_keys, unordered
 from hvdtrain.data.readers import LocalFetch
 from hvdtrain.workers.seeding import generator_digest, seed_generators
 from hvdtrain.workers.wire_types import travels
@@ -23,8 +22,8 @@ _SECONDS = 10.0  # a data set that is slow to read is represented by fewer sampl
 _TOLERANCE = 1e-5
 _COLUMNS = 1024
 
-# digest by key; None if the sample could not be read
-SampleDigests = Mapping[str, str] | None
+# digest by key; none if the sample could not be read
+SampleDigests = Mapping[str, str]
 
 
 @travels
@@ -74,41 +73,28 @@ def columns_of(dataset: Any) -> dict[str, list[str]]:
 
 
 def take_fingerprint(dataset: Any, skip: bool = False, seconds: float = _SECONDS) -> Fingerprint:
-    """Return the fingerprint of a data set, of the samples that are read in some seconds."""
-    read = sample_reader(dataset, skip)
-    indices = probe_indices(len(dataset))
+    """Return the fingerprint of a data set, not augmented, of the samples that are read in some seconds."""
+    fetch, indices = LocalFetch(dataset, skip), probe_indices(len(dataset))
     digests: dict[int, SampleDigests] = {}
     deadline = time.monotonic() + seconds
     # the first, then that in the middle, then those at the quarters, and so on
     for place in sorted(range(len(indices)), key=lambda place: f"{place:064b}"[::-1]):
-        digests[place] = read(indices[place])
+        # transforms that draw from the global generators give the same each time
+        seed_generators(0, f"sample {indices[place]}")
+        try:
+            arrays, _ = fetch(np.asarray([indices[place]]))
+            digests[place] = {str(key): digest(array[0]) for key, array in arrays.items()}
+        except Exception:
+            digests[place] = {}
         if time.monotonic() > deadline:
             break
-    keys = sorted({key for found in digests.values() for key in found or ()})
+    keys = sorted({key for found in digests.values() for key in found})
     return Fingerprint(
         size=len(dataset),
-        samples={key: [(digests.get(place) or {}).get(key) for place in range(len(indices))] for key in keys},
+        samples={key: [digests.get(place, {}).get(key) for place in range(len(indices))] for key in keys},
         order=order_identity(dataset),
         columns=columns_of(dataset),
     )
-
-
-def sample_reader(dataset: Any, skip: bool = False) -> Callable[[int], SampleDigests]:
-    """Return a function that reads a sample without augmentation and returns its digests, or None.
-
-    The global generators are seeded by the index first, so that transforms which draw from them are equal.
-    """
-    fetch = LocalFetch(dataset, skip)
-
-    def read(index: int) -> SampleDigests:
-        seed_generators(0, f"sample {index}")
-        try:
-            arrays, _ = fetch(np.asarray([index]))
-            return {str(key): digest(array[0]) for key, array in arrays.items()}
-        except Exception:
-            return None
-
-    return read
 
 
 def draws_random_numbers(dataset: Any) -> bool:
@@ -137,7 +123,12 @@ def digest(value: Any) -> str:
         if not finite.all():
             content.append(np.nan_to_num(np.where(finite, 0, values), nan=1, posinf=2, neginf=3).tobytes())
             values = np.where(finite, values, 0)
-        numbers = f" {_weighted_sum(values):.9g} {float(np.linalg.norm(values)):.9g}"
+        rows = np.zeros(-(-values.size // _COLUMNS) * _COLUMNS)
+        rows[: values.size] = values
+        grid = rows.reshape(-1, _COLUMNS)
+        # a weight is the product of its row's, in [0.5, 1), and its column's, in (-1, 1)
+        total = float((1 + _uniform(len(grid), 1)) / 2 @ (grid @ (2 * _uniform(_COLUMNS, 2) - 1)))
+        numbers = f" {total:.9g} {float(np.linalg.norm(values)):.9g}"
     elif array.dtype.kind in "biu":
         content.append(array.astype(array.dtype.newbyteorder("<")).tobytes())
     else:
@@ -164,8 +155,6 @@ def _numbers_of(digest_text: str) -> list[float]:
 
 def differing_keys(one: SampleDigests, other: SampleDigests) -> list[str]:
     """Return the keys under which two readings of a sample differ, of those that both have."""
-    if one is None or other is None:
-        return []
     return [key for key in sorted(one) if key in other and not is_same(one[key], other[key])]
 
 
@@ -192,15 +181,6 @@ def changing_keys(dataset: Any, fingerprint: Fingerprint, skip: bool = False) ->
     again = take_fingerprint(dataset, skip)
     places = range(len(probe_indices(again.size)))
     return {key for place in places for key in differing_keys(fingerprint.at(place), again.at(place))}
-
-
-def _weighted_sum(values: NDArray[np.float64]) -> float:
-    """Return the sum of numbers with fixed weights in (-1, 1) that depend on their place alone."""
-    rows = np.zeros(-(-values.size // _COLUMNS) * _COLUMNS)
-    rows[: values.size] = values
-    grid = rows.reshape(-1, _COLUMNS)
-    # a weight is the product of its row's, in [0.5, 1), and its column's
-    return float((1 + _uniform(len(grid), 1)) / 2 @ (grid @ (2 * _uniform(_COLUMNS, 2) - 1)))
 
 
 def _uniform(count: int, seed: int) -> NDArray[np.float64]:

@@ -115,32 +115,9 @@ def names_of(frame: Any) -> list[Any]:
 
 def columns_of(frame: Any) -> tuple[dict[str, NDArray[Any]], list[str]]:
     """Return a frame's columns of numbers, and the names of those that are left out, such as text."""
-    arrays, left_out = {}, []
-    for name in names_of(frame):
-        array = _column(frame, name)
-        if array.dtype.kind in "biufc":
-            arrays[str(name)] = array
-        else:
-            left_out.append(str(name))
-    return arrays, left_out
-
-
-def matrix_of(name: str, frame: Any) -> NDArray[Any]:
-    """Return a frame as one array (rows, columns)."""
-    arrays, left_out = columns_of(frame)
-    if left_out:
-        raise DataError(
-            f"{name!r} is a data frame with columns that are not numbers: {', '.join(left_out)}",
-            "Drop or encode them.",
-        )
-    matrix = np.stack(list(arrays.values()), axis=1) if arrays else np.zeros((len(frame), 0))
-    large = (key for key, one in arrays.items() if one.dtype.kind in "iu" and np.any(np.abs(one / 2**53) > 1))
-    if matrix.dtype.kind == "f" and (column := next(large, None)):
-        raise DataError(
-            f"the column {column!r} of {name!r} has whole numbers above 2**53, which fractions round",
-            "Number its values from 0, such as with pandas.factorize, or give it by itself.",
-        )
-    return matrix
+    arrays = {str(name): _column(frame, name) for name in names_of(frame)}
+    left_out = [name for name, array in arrays.items() if array.dtype.kind not in "biufc"]
+    return {name: array for name, array in arrays.items() if name not in left_out}, left_out
 
 
 def _column(frame: Any, name: Any) -> NDArray[Any]:
@@ -211,19 +188,32 @@ def check_kept(left_out: Sequence[str], names: Mapping[str, str]) -> None:
 
 
 def as_array(name: str, value: Any) -> NDArray[Any]:
-    """Return what a user gave for a name as an array."""
+    """Return what a user gave for a name as an array; of a frame (rows, columns)."""
     if hasattr(value, "toarray") and hasattr(value, "nnz"):
         raise DataError(
             f"{name!r} is a sparse {type_name(value)}; samples are dense arrays",
             "Convert it with .toarray(), or row by row in the __getitem__ of a data set.",
         )
     check_unmasked(name, value)
-    if is_frame(value):
-        return matrix_of(name, value)
-    try:
-        return np.asarray(value)
-    except ValueError as error:  # lists of lists of unequal lengths
-        raise ragged_error(name, value, range(len(value))) from error
+    if not is_frame(value):
+        try:
+            return np.asarray(value)
+        except ValueError as error:  # lists of lists of unequal lengths
+            raise ragged_error(name, value, range(len(value))) from error
+    arrays, left_out = columns_of(value)
+    if left_out:
+        raise DataError(
+            f"{name!r} is a data frame with columns that are not numbers: {', '.join(left_out)}",
+            "Drop or encode them.",
+        )
+    matrix = np.stack(list(arrays.values()), axis=1) if arrays else np.zeros((len(value), 0))
+    large = (key for key, one in arrays.items() if one.dtype.kind in "iu" and np.any(np.abs(one / 2**53) > 1))
+    if matrix.dtype.kind == "f" and (column := next(large, None)):
+        raise DataError(
+            f"the column {column!r} of {name!r} has whole numbers above 2**53, which fractions round",
+            "Number its values from 0, such as with pandas.factorize, or give it by itself.",
+        )
+    return matrix
 
 
 def native(array: Any) -> NDArray[Any]:

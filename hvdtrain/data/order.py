@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hvdtrain.errors import DataError
+
 _MASK64 = (1 << 64) - 1
 _DRAWS = -5  # what is drawn, so that its numbers are not those of augmentation
 _BY_LENGTH = -6  # what the permutations of runs are of
@@ -79,36 +81,6 @@ def sample_keys(indices: NDArray[np.int64], seed: int, epoch: int) -> NDArray[np
     return _scramble(_scramble(indices.astype(np.uint64), mix(seed, epoch, -1)), mix(seed, epoch, -2))
 
 
-@dataclass(frozen=True)
-class ShuffledOrder:
-    """The order of training: a new permutation of the data set in each epoch, without end."""
-
-    size: int
-    seed: int
-
-    def indices(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the indices of the samples at these positions of the stream; any shape."""
-        epochs, offsets = np.divmod(positions, self.size)
-        result = np.empty_like(offsets)
-        for epoch in np.unique(epochs):
-            inside = epochs == epoch
-            result[inside] = self._permuted(offsets[inside], int(epoch))
-        return result
-
-    def _permuted(self, offsets: NDArray[np.int64], epoch: int) -> NDArray[np.int64]:
-        """Return the indices at these offsets of an epoch."""
-        return permute(offsets, self.size, self.seed, epoch)
-
-    def keys(self, positions: NDArray[np.int64], indices: NDArray[np.int64]) -> NDArray[np.uint64] | None:
-        """Return the seeds for augmenting these samples, of the shape of ``indices``."""
-        epochs = positions // self.size
-        result = np.empty(indices.shape, np.uint64)
-        for epoch in np.unique(epochs):
-            inside = epochs == epoch
-            result[inside] = sample_keys(indices[inside], self.seed, int(epoch))
-        return result
-
-
 @dataclass(frozen=True, eq=False)
 class Draws:
     """With which probabilities samples are drawn."""
@@ -124,25 +96,19 @@ class Draws:
         """A text that is equal if the probabilities are."""
         return f"drawn {blake2b(self.cumulated.tobytes(), digest_size=8).hexdigest()}"
 
-
-@dataclass(frozen=True, eq=False)
-class DrawnOrder(ShuffledOrder):
-    """An order in which each sample of an epoch is drawn with replacement."""
-
-    draws: Draws
-
-    def _permuted(self, offsets: NDArray[np.int64], epoch: int) -> NDArray[np.int64]:
-        numbers = sample_keys(offsets, mix(self.seed, _DRAWS), epoch) >> np.uint64(11)
-        return self.draws.at(numbers.astype(np.float64) * 2.0**-53)
-
-    def keys(self, positions: NDArray[np.int64], indices: NDArray[np.int64]) -> NDArray[np.uint64] | None:
-        """Return the seeds for augmenting these samples: one that is drawn twice has two."""
-        return super().keys(positions, positions % self.size)
+    def permuted(self, offsets: NDArray[np.int64], size: int, seed: int, epoch: int) -> NDArray[np.int64]:
+        """Return the indices at these offsets of an epoch: each is drawn with replacement."""
+        numbers = sample_keys(offsets, mix(seed, _DRAWS), epoch) >> np.uint64(11)
+        return self.at(numbers.astype(np.float64) * 2.0**-53)
 
 
 @dataclass(frozen=True, eq=False)
 class Lengths:
-    """The lengths of samples: those of similar length follow one another."""
+    """The lengths of samples: those of similar length follow one another.
+
+    The permutation of an epoch is cut into windows. Each is sorted by length and cut into runs, and the runs
+    are permuted. So each sample comes once per epoch, and its place depends on seed and lengths alone.
+    """
 
     values: NDArray[np.int64]  # (samples,)
 
@@ -161,24 +127,13 @@ class Lengths:
         """A text that is equal if the lengths are."""
         return f"by length {blake2b(self.values.tobytes(), digest_size=8).hexdigest()}"
 
-
-@dataclass(frozen=True, eq=False)
-class LengthOrder(ShuffledOrder):
-    """An order in which samples of similar length follow one another.
-
-    The permutation of an epoch is cut into windows. Each is sorted by length and cut into runs, and the runs
-    are permuted. So each sample comes once per epoch, and its place depends on seed and lengths alone.
-    """
-
-    lengths: Lengths
-
-    def _permuted(self, offsets: NDArray[np.int64], epoch: int) -> NDArray[np.int64]:
-        windows, places = np.divmod(offsets, self.lengths.window)
+    def permuted(self, offsets: NDArray[np.int64], size: int, seed: int, epoch: int) -> NDArray[np.int64]:
+        """Return the indices at these offsets of an epoch."""
+        windows, places = np.divmod(offsets, self.window)
         result = np.empty_like(offsets)
         for window in np.unique(windows):
             inside = windows == window
-            found = _window_of(self.lengths, self.size, self.seed, epoch, int(window))
-            result[inside] = found[places[inside]]
+            result[inside] = _window_of(self, size, seed, epoch, int(window))[places[inside]]
         return result
 
 
@@ -195,22 +150,158 @@ def _window_of(lengths: Lengths, size: int, seed: int, epoch: int, window: int) 
     return np.concatenate([indices[run * lengths.run : (run + 1) * lengths.run] for run in runs])
 
 
+_BLOCKS, _WINDOWS = -3, -4  # what the permutations are of, so that their keys differ
+
+
 @dataclass(frozen=True)
-class SequentialOrder:
-    """The order of evaluation: the data set once, in its own order."""
+class Blocks:
+    """How the samples of a data set are stored: in blocks that can only be read whole.
+
+    In each epoch the blocks are permuted and taken in windows of ``mixed``, and the samples of a window are
+    permuted. So the samples of few blocks follow one another, each sample comes once per epoch, and the
+    sample at a position depends on the seed and the blocks alone.
+    """
+
+    sizes: tuple[int, ...]  # samples of each block, in the order of the data set; none is 0
+    mixed: int  # how many blocks are shuffled together
+
+    @cached_property
+    def identity(self) -> str:
+        """A text that is equal if the order of training is."""
+        return blake2b(f"{self.mixed} {self.sizes}".encode(), digest_size=8).hexdigest()
+
+    def permuted(self, offsets: NDArray[np.int64], size: int, seed: int, epoch: int) -> NDArray[np.int64]:
+        """Return the indices at these offsets of an epoch."""
+        firsts, ends, edges = _epoch_of(self, seed, epoch)
+        windows = np.searchsorted(edges, offsets, side="right") - 1
+        places = np.empty_like(offsets)  # in the permuted blocks
+        for window in np.unique(windows):
+            inside, begin = windows == window, edges[window]
+            count, key = int(edges[window + 1] - begin), mix(seed, _WINDOWS, int(window))
+            places[inside] = begin + permute(offsets[inside] - begin, count, key, epoch)
+        block = np.searchsorted(ends, places, side="right") - 1
+        result: NDArray[np.int64] = firsts[block] + places - ends[block]
+        return result
+
+
+@lru_cache(maxsize=4)
+def _epoch_of(blocks: Blocks, seed: int, epoch: int) -> tuple[NDArray[np.int64], ...]:
+    """Return the permuted blocks of an epoch: their first indices, their ends; the edges of windows."""
+    sizes, count = np.asarray(blocks.sizes, np.int64), len(blocks.sizes)
+    order = permute(np.arange(count), count, mix(seed, _BLOCKS), epoch)
+    firsts = np.concatenate([[0], np.cumsum(sizes)[:-1]])[order]
+    ends = np.concatenate([[0], np.cumsum(sizes[order])])
+    edges = np.append(ends[: -1 : blocks.mixed], ends[-1])
+    return firsts, ends, edges
+
+
+Ordering = Draws | Lengths | Blocks
+
+
+@dataclass(frozen=True)
+class ShuffledOrder:
+    """The order of training, without end: in each epoch a new permutation, or another ordering."""
 
     size: int
+    seed: int
+    ordering: Ordering | None = None
 
     def indices(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the indices of the samples at these positions; any shape."""
-        return positions
+        """Return the indices of the samples at these positions of the stream; any shape."""
+        epochs, offsets = np.divmod(positions, self.size)
+        result = np.empty_like(offsets)
+        permuted = permute if self.ordering is None else self.ordering.permuted
+        for epoch in np.unique(epochs):
+            inside = epochs == epoch
+            result[inside] = permuted(offsets[inside], self.size, self.seed, int(epoch))
+        return result
 
-    def keys(self, positions: NDArray[np.int64], indices: NDArray[np.int64]) -> NDArray[np.uint64] | None:
-        """Return None: evaluation does not augment samples."""
-        return None
+    def keys(self, positions: NDArray[np.int64], indices: NDArray[np.int64]) -> NDArray[np.uint64]:
+        """Return the seeds for augmenting these samples, of the shape of ``indices``."""
+        epochs, offsets = np.divmod(positions, self.size)
+        named = offsets if isinstance(self.ordering, Draws) else indices  # one that is drawn twice has two
+        result = np.empty(indices.shape, np.uint64)
+        for epoch in np.unique(epochs):
+            inside = epochs == epoch
+            result[inside] = sample_keys(named[inside], self.seed, int(epoch))
+        return result
 
 
-Order = ShuffledOrder | SequentialOrder
+def ordering_of(dataset: Any) -> Ordering | None:
+    """Return what the order of training on a data set follows, but for size and seed; None of most."""
+    found = getattr(dataset, "ordering", None)
+    return found if isinstance(found, Ordering) else None
+
+
+def order_identity(dataset: Any) -> str:
+    """Return a text that is equal if the order of training on a data set of one size and seed is."""
+    ordering = ordering_of(dataset)
+    return str(getattr(dataset, "order_identity", "")) if ordering is None else ordering.identity
+
+
+class Ordered:
+    """A data set with the order of training that its task gives; else the data set itself."""
+
+    def __init__(self, dataset: Any, ordering: Draws | Lengths) -> None:
+        self.dataset, self.ordering = dataset, ordering
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.dataset[index]
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "dataset" or name.startswith("__"):  # as it is unpickled
+            raise AttributeError(name)
+        return getattr(self.dataset, name)
+
+
+def unordered(dataset: Any) -> Any:
+    """Return a data set without the order that its task gives."""
+    return dataset.dataset if isinstance(dataset, Ordered) else dataset
+
+
+def draws_of(dataset: Any, given: Any) -> Draws:
+    """Return the probabilities that a task's ``sample_probabilities`` gives."""
+    numbers = _numbers_of(dataset, given, "sample_probabilities", "Of class weights, give weights[targets].")
+    if not numbers.any():
+        raise DataError("sample_probabilities() must not be all 0", "Correct them.")
+    cumulated = np.cumsum(numbers) / numbers.sum()
+    cumulated[np.flatnonzero(numbers)[-1] :] = 1.0  # rounding draws no sample of probability 0
+    return Draws(cumulated)
+
+
+def lengths_of(dataset: Any, given: Any) -> Lengths:
+    """Return the lengths that a task's ``sample_lengths`` gives, rounded."""
+    remedy = "Give what a batch is padded to, such as the number of tokens."
+    return Lengths(np.rint(_numbers_of(dataset, given, "sample_lengths", remedy)).astype(np.int64))
+
+
+def _numbers_of(dataset: Any, given: Any, method: str, remedy: str) -> NDArray[np.float64]:
+    """Return what a method gives for each sample of a data set."""
+    if hasattr(dataset, "with_collate"):
+        raise DataError(
+            f"{method}() needs data with an index, and found a stream",
+            "Leave it out; the loss weighs samples by class_weights or the key 'weights'.",
+        )
+    if isinstance(dataset, Ordered):
+        raise DataError(
+            "the task has sample_probabilities() and sample_lengths(), and each is an order of its own",
+            "Leave one out.",
+        )
+    numbers: NDArray[np.float64] = np.asarray(given, np.float64)
+    if numbers.shape != (len(dataset),):
+        raise DataError(
+            f"{method}() must give a number for each of the {len(dataset):,} training samples; found shape "
+            f"{numbers.shape}",
+            remedy,
+        )
+    wrong = np.flatnonzero(~(np.isfinite(numbers) & (numbers >= 0)))
+    if len(wrong):
+        found = f"sample {wrong[0]} has {numbers[wrong[0]]}"
+        raise DataError(f"{method}() must be finite and not negative; {found}", "Correct it.")
+    return numbers
 
 
 @dataclass(frozen=True)
@@ -225,11 +316,6 @@ class BatchPlan:
     workers: int
     accumulate: int = 1  # micro-batches per worker and step
     micro: int | None = None  # samples per worker and micro-batch; by default as few as possible
-
-    def __post_init__(self) -> None:
-        slots = self.workers * self.accumulate
-        if self.micro is not None and slots * self.micro < self.global_batch:
-            raise ValueError(f"{slots} slots of {self.micro} do not hold {self.global_batch} samples")
 
     @classmethod
     def of_size(cls, global_batch: int, workers: int, micro: int) -> "BatchPlan":
@@ -257,77 +343,3 @@ class BatchPlan:
         places = first + np.arange(self.micro_batch)[None, :]
         real = places < last
         return np.where(real, places, 0), real
-
-
-_BLOCKS, _WINDOWS = -3, -4  # what the permutations are of, so that their keys differ
-
-
-@dataclass(frozen=True)
-class Blocks:
-    """How the samples of a data set are stored: in blocks that can only be read whole."""
-
-    sizes: tuple[int, ...]  # samples of each block, in the order of the data set; none is 0
-    mixed: int  # how many blocks are shuffled together
-
-    @cached_property
-    def identity(self) -> str:
-        """A text that is equal if the order of training is."""
-        return blake2b(f"{self.mixed} {self.sizes}".encode(), digest_size=8).hexdigest()
-
-
-@dataclass(frozen=True)
-class BlockOrder(ShuffledOrder):
-    """The order of training on blocks: in each epoch a new permutation of the blocks, without end.
-
-    The blocks of an epoch are taken in windows of ``blocks.mixed``, and the samples of a window are permuted.
-    So the samples of few blocks follow one another, each sample comes once per epoch, and the sample at a
-    position depends on the seed and the blocks alone.
-    """
-
-    blocks: Blocks
-
-    def _permuted(self, offsets: NDArray[np.int64], epoch: int) -> NDArray[np.int64]:
-        """Return the indices at these offsets of an epoch."""
-        firsts, ends, edges = _epoch_of(self.blocks, self.seed, epoch)
-        windows = np.searchsorted(edges, offsets, side="right") - 1
-        places = np.empty_like(offsets)  # in the permuted blocks
-        for window in np.unique(windows):
-            inside, begin = windows == window, edges[window]
-            size, seed = int(edges[window + 1] - begin), mix(self.seed, _WINDOWS, int(window))
-            places[inside] = begin + permute(offsets[inside] - begin, size, seed, epoch)
-        block = np.searchsorted(ends, places, side="right") - 1
-        result: NDArray[np.int64] = firsts[block] + places - ends[block]
-        return result
-
-
-@lru_cache(maxsize=4)
-def _epoch_of(blocks: Blocks, seed: int, epoch: int) -> tuple[NDArray[np.int64], ...]:
-    """Return the permuted blocks of an epoch: their first indices, their ends; the edges of windows."""
-    sizes, count = np.asarray(blocks.sizes, np.int64), len(blocks.sizes)
-    order = permute(np.arange(count), count, mix(seed, _BLOCKS), epoch)
-    firsts = np.concatenate([[0], np.cumsum(sizes)[:-1]])[order]
-    ends = np.concatenate([[0], np.cumsum(sizes[order])])
-    edges = np.append(ends[: -1 : blocks.mixed], ends[-1])
-    return firsts, ends, edges
-
-
-def blocks_of(dataset: Any) -> Blocks | None:
-    """Return how a data set's samples are stored; None if each can be read by itself."""
-    found = getattr(dataset, "blocks", None)
-    return found if isinstance(found, Blocks) else None
-
-
-def order_identity(dataset: Any) -> str:
-    """Return a text that is equal if the order of training on a data set of one size and seed is."""
-    blocks = blocks_of(dataset)
-    return str(getattr(dataset, "order_identity", "")) if blocks is None else blocks.identity
-
-
-def training_order(dataset: Any, size: int, seed: int) -> ShuffledOrder:
-    """Return the order of training on a data set."""
-    blocks, ordering = blocks_of(dataset), getattr(dataset, "ordering", None)
-    if isinstance(ordering, Draws):
-        return DrawnOrder(size, seed, ordering)
-    if isinstance(ordering, Lengths):
-        return LengthOrder(size, seed, ordering)
-    return ShuffledOrder(size, seed) if blocks is None else BlockOrder(size, seed, blocks)

@@ -52,8 +52,8 @@ def open_parquet(
     """
     if shuffle_blocks < 1:
         raise DataError(f"shuffle_blocks must be 1 or more, found {shuffle_blocks}")
-    files = ParquetFiles(find_files(paths, ".parquet"), columns, shuffle_blocks)
-    return ParquetDataset(files, NumericColumns(new_names(inputs, targets)), decode)
+    files, numbers = find_files(paths, ".parquet"), NumericColumns(new_names(inputs, targets))
+    return ParquetDataset(files, columns, shuffle_blocks, numbers, decode)
 
 
 class _Group(NamedTuple):
@@ -65,38 +65,16 @@ class _Group(NamedTuple):
 
 
 class ParquetDataset:
-    """Rows as samples. Without ``decode``, what holds no numbers is left out."""
+    """Rows as samples, read by row group. Without ``decode``, what holds no numbers is left out."""
 
-    def __init__(self, files: "ParquetFiles", columns: NumericColumns, decode: Decode | None) -> None:
-        self._files, self._columns, self._decode = files, columns, decode
-        self.blocks = Blocks(files.sizes, files.mixed) if files.sizes else None
-        if decode is None and len(self):
-            columns.learn(files.rows([0])[0], f"the first row of {files.groups[0].path}")
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """What to report to the user."""
-        return self._columns.notes
-
-    def __len__(self) -> int:
-        return sum(self._files.sizes)
-
-    def __getitem__(self, index: int) -> Arrays:
-        return self._samples([int(index)])[0]
-
-    def batch(self, indices: NDArray[np.int64]) -> Arrays:
-        """Fetch many samples together."""
-        return stack(self._samples(indices.tolist()), indices)
-
-    def _samples(self, indices: list[int]) -> list[Arrays]:
-        decode = self._decode or (lambda row: row)
-        return [self._columns.arrays(decode(row)) for row in self._files.rows(indices)]
-
-
-class ParquetFiles:
-    """The row groups of Parquet files."""
-
-    def __init__(self, paths: Sequence[str], columns: Sequence[str] | None, mixed: int) -> None:
+    def __init__(
+        self,
+        paths: Sequence[str],
+        read: Sequence[str] | None,  # the columns to read
+        mixed: int,
+        columns: NumericColumns,
+        decode: Decode | None,
+    ) -> None:
         with ThreadPoolExecutor(_FOOTERS) as pool:
             footers = list(pool.map(_footer, paths))
         first = footers[0][1]
@@ -108,25 +86,41 @@ class ParquetFiles:
                     "Files of one data set have the same columns with the same types.",
                 )
         known = [name for name, _ in first]
-        if lost := next((name for name in columns or () if name not in known), None):
+        if lost := next((name for name in read or () if name not in known), None):
             raise DataError(f"{paths[0]} has no column {lost!r}; it has {', '.join(known)}")
-        self._columns, self.mixed = None if columns is None else list(columns), mixed
-        self.groups = [group for groups, _ in footers for group in groups if group.rows]
-        self.sizes = tuple(group.rows for group in self.groups)
-        self._firsts = np.cumsum([0, *self.sizes])
+        self._read, self._mixed = None if read is None else list(read), mixed
+        self._groups = [group for groups, _ in footers for group in groups if group.rows]
+        sizes = tuple(group.rows for group in self._groups)
+        self.ordering = Blocks(sizes, mixed) if sizes else None
+        self._firsts = np.cumsum([0, *sizes])
         self._lock = threading.Lock()
         self._kept: OrderedDict[int, Future[dict[str, Any]]] = OrderedDict()
+        self._columns, self._decode = columns, decode
+        if decode is None and len(self):
+            columns.learn(self._row(0), f"the first row of {self._groups[0].path}")
 
-    def rows(self, indices: Sequence[int]) -> list[dict[str, Any]]:
-        """Return several rows."""
-        found = []
-        for index in indices:
-            if not 0 <= index < self._firsts[-1]:
-                raise IndexError(f"there are {self._firsts[-1]} samples; found {index}")
-            number = int(np.searchsorted(self._firsts, index, side="right")) - 1
-            group, row = self._group(number), index - self._firsts[number]
-            found.append({name: values[row] for name, values in group.items()})
-        return found
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What to report to the user."""
+        return self._columns.notes
+
+    def __len__(self) -> int:
+        return int(self._firsts[-1])
+
+    def __getitem__(self, index: int) -> Arrays:
+        row = self._row(int(index))
+        return self._columns.arrays(row if self._decode is None else self._decode(row))
+
+    def batch(self, indices: NDArray[np.int64]) -> Arrays:
+        """Fetch many samples together."""
+        return stack([self[index] for index in indices.tolist()], indices)
+
+    def _row(self, index: int) -> dict[str, Any]:
+        if not 0 <= index < len(self):
+            raise IndexError(f"there are {len(self)} samples; found {index}")
+        number = int(np.searchsorted(self._firsts, index, side="right")) - 1
+        group, row = self._group(number), index - self._firsts[number]
+        return {name: values[row] for name, values in group.items()}
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_lock": None, "_kept": OrderedDict()}
@@ -140,7 +134,7 @@ class ParquetFiles:
             is_first = number not in self._kept
             group = self._kept.setdefault(number, Future())
             self._kept.move_to_end(number)
-            if len(self._kept) > 2 * self.mixed:
+            if len(self._kept) > 2 * self._mixed:
                 self._kept.popitem(last=False)
         if is_first:  # other threads that need it wait, and those that need another group do not
             try:
@@ -155,11 +149,11 @@ class ParquetFiles:
         """Return the columns of a row group, each as an array or a list of its values."""
         import pyarrow.parquet as pq
 
-        group = self.groups[number]
+        group = self._groups[number]
         where = f"row group {group.number} of {group.path}"
         try:
             with open_file(group.path) as file:
-                table = pq.ParquetFile(file).read_row_group(group.number, columns=self._columns)
+                table = pq.ParquetFile(file).read_row_group(group.number, columns=self._read)
         except Exception as error:  # pyarrow raises OSError, ArrowInvalid and more for damaged files
             raise DataError(f"{where} cannot be read: {error}") from error
         if table.num_rows != group.rows:
@@ -188,8 +182,9 @@ def _footer(path: str) -> tuple[list[_Group], list[tuple[str, str]]]:
 
 
 def _values(column: Any, where: str) -> Any:
-    """Return a column of pyarrow as an array, or as a list of Python's values if it holds no numbers."""
+    """Return a column of pyarrow as an array, or as a list of what is no number or of unequal lengths."""
     import pyarrow as pa
+    import pyarrow.compute as pc
 
     kind = column.type
     is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
@@ -201,18 +196,10 @@ def _values(column: Any, where: str) -> Any:
         )
     if is_number:
         return column.to_numpy(zero_copy_only=False)
-    if is_list:
-        return _lists(_values(column.flatten(), where), column)
-    return column.to_pylist()
-
-
-def _lists(values: Any, column: Any) -> Any:
-    """Return lists as one array if they have one length, and as a list of their values otherwise."""
-    import pyarrow.compute as pc
-
+    if not is_list:
+        return column.to_pylist()
+    values = _values(column.flatten(), where)
     lengths = pc.list_value_length(column).to_numpy(zero_copy_only=False).astype(np.int64)
-    ends = np.cumsum(lengths)
     if isinstance(values, np.ndarray) and len(set(lengths.tolist())) == 1:
-        shaped: NDArray[Any] = values.reshape(len(lengths), int(lengths[0]), *values.shape[1:])
-        return shaped
-    return [values[end - length : end] for length, end in zip(lengths, ends, strict=True)]
+        return values.reshape(len(lengths), int(lengths[0]), *values.shape[1:])
+    return [values[end - length : end] for length, end in zip(lengths, np.cumsum(lengths), strict=True)]

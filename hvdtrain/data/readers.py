@@ -39,10 +39,6 @@ class BadSample:
     replacement_index: int  # index of the next readable sample
     problem: str  # the message of the data set's error
 
-    def describe(self, of_set: str = "") -> str:
-        """Return the sample and its problem, as text; ``of_set`` follows the index."""
-        return f"sample {self.index}{of_set}: {self.problem}"
-
 
 Fetched = tuple[Arrays, list[BadSample]]
 # fetches samples, stacked, by their indices and the seeds of their augmentation
@@ -133,11 +129,8 @@ def _serve(connection: Connection, payload_number: int, skip: bool) -> None:
 _EXIT_SECONDS = 1.0
 # a reader computes with one thread: the cores are for the workers' compute threads
 _ONE_THREAD = (
-    "OMP_NUM_THREADS",
-    "OPENBLAS_NUM_THREADS",
-    "MKL_NUM_THREADS",
-    "TF_NUM_INTRAOP_THREADS",
-    "TF_NUM_INTEROP_THREADS",
+    *("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"),
+    *("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS"),
 )
 
 # not with ``-m``: pickled objects refer to the module's classes, not to those of ``__main__``
@@ -185,21 +178,21 @@ class Readers:
         """Return a function that fetches samples of a data set; any number of threads may call it."""
         if not self._all:
             return LocalFetch(self._datasets[name], self._skip)
-        return lambda indices, keys: self._fetch(name, indices, keys)
+
+        def fetch(indices: NDArray[np.int64], keys: NDArray[np.uint64] | None) -> Fetched:
+            process = self._idle.get()  # all give the same samples, so any idle one will do
+            try:
+                return process.fetch(name, indices, keys)
+            finally:
+                self._idle.put(process)
+
+        return fetch
 
     def close(self) -> None:
         """End the processes."""
         for process in self._all:
             process.end()
         self._all.clear()
-
-    def _fetch(self, name: str, indices: NDArray[np.int64], keys: NDArray[np.uint64] | None) -> Fetched:
-        # all processes give the same samples, so any idle one will do
-        process = self._idle.get()
-        try:
-            return process.fetch(name, indices, keys)
-        finally:
-            self._idle.put(process)
 
 
 class _Process:
@@ -233,9 +226,21 @@ class _Process:
                 self._is_ready = True
             send(self._connection, (name, indices, keys, float_bits()))
             fetched: Fetched = self._receive()
+            return fetched
         except (EOFError, OSError):
-            raise self._exit_error() from None
-        return fetched
+            who = f"reader process {self.pid}"
+        try:
+            code = self._process.wait(_EXIT_SECONDS)
+        except subprocess.TimeoutExpired:
+            raise TrainingError(f"{who} closed its connection") from None
+        if code == -signal.SIGKILL:
+            raise EnvironmentFault(
+                f"{who} was killed (SIGKILL) while it read samples",
+                "The kernel does so when memory runs out; its log says so. Use fewer --read-workers, "
+                "or memory-mapped data.",
+            )
+        how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+        raise TrainingError(f"{who} {how} while it read samples", "Try --read-workers 0 to see where.")
 
     def end(self) -> None:
         """Kill the process: between samples it has nothing to finish. Who waits for one gets an EOFError."""
@@ -248,19 +253,3 @@ class _Process:
         if isinstance(answer, Exception):
             raise answer
         return answer
-
-    def _exit_error(self) -> Exception:
-        """Return the error that says how the process ended."""
-        who = f"reader process {self.pid}"
-        try:
-            code = self._process.wait(_EXIT_SECONDS)
-        except subprocess.TimeoutExpired:
-            return TrainingError(f"{who} closed its connection")
-        if code == -signal.SIGKILL:
-            return EnvironmentFault(
-                f"{who} was killed (SIGKILL) while it read samples",
-                "The kernel does so when memory runs out; its log says so. Use fewer --read-workers, "
-                "or memory-mapped data.",
-            )
-        how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
-        return TrainingError(f"{who} {how} while it read samples", "Try --read-workers 0 to see where.")

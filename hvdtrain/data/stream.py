@@ -272,11 +272,6 @@ class Stream:
         text = " ".join(f"stream {self.source.name} {self.source.identity} {self.shuffle_buffer}".split())
         return blake2b(text.encode(), digest_size=8).hexdigest()
 
-    @property
-    def shards(self) -> int:
-        """How many parts can be read apart; 0 if the stream cannot be divided."""
-        return self.source.shards
-
     def is_dealt(self, workers: int) -> bool:
         """Return whether each of several workers reads shards of its own; otherwise each reads everything."""
         return 1 < workers <= self.source.shards
@@ -337,11 +332,6 @@ class Stream:
         if self.collate is not None:
             return collated(self.collate, samples, lambda batch: named(batch, self.names))
         return stack([self._columns.arrays(sample) for sample in samples], np.arange(len(samples)))
-
-
-def size_words(dataset: Any) -> str:
-    """Return the number of samples of a data set; of a stream, "unknown" if it does not say."""
-    return samples_words(len(dataset))
 
 
 def samples_words(size: int) -> str:

@@ -61,11 +61,6 @@ class StreamPart:
             return 0, self.first_sample
         return divmod(self.first_sample, self.stream.length)
 
-    def items(self, epoch: int, own_shards: bool) -> Iterator[Any]:
-        """Return the samples of an epoch that this worker goes over, not decoded."""
-        part = (self.rank, self.plan.workers) if own_shards else None
-        return self.stream.items(epoch, self.seed, part, self.is_training)
-
     def check_length(self, epoch: int, found: int, is_whole: bool = False) -> None:
         """Check that a pass, of which so many samples were found, has as many as were declared."""
         length, over = self.stream.length, f"pass {epoch + 1} over the stream"
@@ -123,8 +118,6 @@ class StreamPart:
 
 # collective: the values of all workers in the order of ranks
 Exchange = Callable[[Any], list[Any]]
-
-
 # samples of a worker's shards that were read together, and whether the pass has no more of them
 _Chunk = tuple[list[Item], bool]
 
@@ -136,7 +129,8 @@ def _chunks(part: StreamPart, size: int) -> Iterator[_Chunk]:
     # each step took at most one global batch, so this many of this worker's samples were consumed at least
     undecoded = skipped // part.plan.global_batch * full
     while True:
-        items, ends = enumerate(part.items(epoch, own_shards=True)), False
+        own = (part.rank, part.plan.workers)
+        items, ends = enumerate(part.stream.items(epoch, part.seed, own, part.is_training)), False
         while not ends:
             chunk: list[Item] = []
             for number, item in itertools.islice(items, size):
@@ -191,19 +185,14 @@ class _OwnShards:
             is_over = all_end and not any(have)
             if is_over:
                 self._part.check_length(epoch, found, is_whole=True)
-            elif self.is_done:
-                self._check_end(epoch, found, have)
+            elif self.is_done and found == self._part.stream.length:
+                # where training ends with the declared length, the pass must end there, too
+                more = have if any(have) else self._agree()[0]
+                self._part.check_length(epoch, found + sum(more))
             if batches:
                 yield batches
             if is_over:
                 return
-
-    def _check_end(self, epoch: int, found: int, have: list[int]) -> None:
-        """Collective. Where training ends with the declared length, check that the pass ends there, too."""
-        if found == self._part.stream.length:
-            if not any(have):
-                have, _ = self._agree()
-            self._part.check_length(epoch, found + sum(have))
 
     def _agree(self) -> tuple[list[int], bool]:
         """Collective. Return how many samples each worker has for the next steps, and whether all end."""
@@ -260,12 +249,10 @@ _READS_BETWEEN_CHECKS = 64
 _Place = tuple[int, int, Summary]  # number of a pass, and of a sample in it, and what was read up to there
 
 
-class StreamFeed(Feed):
-    """The batches of one worker from a stream, in order; see :class:`Feed`."""
-
-    def __init__(self, part: StreamPart, exchange: Exchange) -> None:
-        read = sharded if part.stream.is_dealt(part.plan.workers) else _whole
-        self._begin(read(part, exchange), lambda _: None)
+def feed_of(part: StreamPart, exchange: Exchange) -> Feed:
+    """Return the batches of one worker from a stream, in order."""
+    read = sharded if part.stream.is_dealt(part.plan.workers) else _whole
+    return Feed(read(part, exchange))
 
 
 def _whole(part: StreamPart, exchange: Exchange) -> Generator[list[HostBatch], None, None]:
@@ -288,15 +275,14 @@ def _check_place(part: StreamPart, exchange: Exchange, what: str, place: _Place)
     if part.plan.workers == 1:
         return
     everyone = exchange((what, *place))
-    problem = ""
     if len({found[:3] for found in everyone}) > 1:
         places = [f"{end} at sample {number:,} of pass {epoch + 1}" for end, epoch, number, _ in everyone]
         problem = "; ".join(f"rank {rank}: {text}" for rank, text in enumerate(places[:4]))
-    elif not are_alike([summary for *_, summary in everyone]):
+    elif are_alike([summary for *_, summary in everyone]):
+        return
+    else:
         where = f"up to sample {place[1]:,} of pass {place[0] + 1}"
         problem = f"{where}, their samples or the order of them differ"
-    if not problem:
-        return
     raise DataError(
         f"the workers read different streams: {problem}",
         "Each pass must give every worker the same samples in one order: seed random orders and filters.",
@@ -329,7 +315,7 @@ def _all_items(part: StreamPart) -> Iterator[tuple[int, int, Any]]:
     (epoch, skipped), left = part.begin, part.most
     while left:
         found = 0
-        for item in part.items(epoch, own_shards=False):
+        for item in part.stream.items(epoch, part.seed, None, part.is_training):
             found += 1
             part.check_length(epoch, found)
             if skipped:

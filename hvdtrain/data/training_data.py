@@ -7,12 +7,12 @@ from typing import Any
 
 from hvdtrain.config import Config
 from hvdtrain.data.eval_sets import TRAINING_DATA, by_words, fetch_with_name, set_words, sets_of
-from hvdtrain.data.feed import Feed, HostBatch, Reader, Shard
+from hvdtrain.data.feed import Feed, HostBatch, Reader, Shard, read_ahead
 from hvdtrain.data.fingerprint import Fingerprint
-from hvdtrain.data.order import Order, SequentialOrder, training_order
-from hvdtrain.data.readers import BadSample, Readers
+from hvdtrain.data.order import ShuffledOrder, ordering_of
+from hvdtrain.data.readers import BadSample, Fetch, Readers
 from hvdtrain.data.stream import Stream
-from hvdtrain.data.stream_feed import StreamFeed, StreamPart
+from hvdtrain.data.stream_feed import StreamPart, feed_of
 from hvdtrain.workers.agreement import WorkerPlace, Workers
 
 
@@ -66,16 +66,11 @@ class TrainingData:
 
     def train_feed(self, plan: Any, at: Any) -> Feed:
         """Return this worker's training batches from a place to the end."""
-        if self.is_stream:
-            return StreamFeed(self._train_part(plan, at), self.workers.allgather_object)
-        return self._feed(self._train_reader(plan, at))
+        return self._feed(self._train_source(plan, at))
 
     def train_batch(self, plan: Any, at: Any) -> HostBatch | None:
         """Read this worker's batch of the step that begins at a place; of a stream, of its first sample."""
-        if self.is_stream:
-            is_over = at.samples >= plan.last_sample
-            return None if is_over else _of_first_sample(self._train_part(plan, at))
-        return _first(self._train_reader(plan, at))
+        return _first(self._train_source(plan, at))
 
     def batch_again(self, plan: Any, at: Any) -> HostBatch | None:
         """Read the batch of a step that is done again; None of a stream, which is read once."""
@@ -83,18 +78,11 @@ class TrainingData:
 
     def eval_feed(self, plan: Any, name: str = "") -> Feed:
         """Return this worker's shard of the evaluation data, or of one of their sets, once."""
-        dataset = sets_of(self.evaluation)[name]
-        if isinstance(dataset, Stream):
-            part = StreamPart(dataset, plan.eval_batch, self.workers.rank)
-            return StreamFeed(part, self.workers.allgather_object)
-        return self._feed(self._eval_reader(plan, name), f" of the {set_words(name)}" if name else "")
+        return self._feed(self._eval_source(plan, name), f" of the {set_words(name)}" if name else "")
 
     def eval_batch(self, plan: Any, name: str = "") -> HostBatch | None:
         """Read this worker's first batch of the evaluation data, or of one of their sets."""
-        dataset = sets_of(self.evaluation)[name]
-        if isinstance(dataset, Stream):
-            return _of_first_sample(StreamPart(dataset, plan.eval_batch, self.workers.rank))
-        return _first(self._eval_reader(plan, name))
+        return _first(self._eval_source(plan, name))
 
     def skipped_in(self, feed: Feed, step: int | None = None) -> tuple[int, float]:
         """Return the samples that this worker skipped since the last call, and the seconds it waited."""
@@ -102,8 +90,19 @@ class TrainingData:
         # workers of one replica read the same samples: the one of the first stage counts them
         return (skipped if self.place.is_first_stage else 0), waited_seconds
 
-    def _train_reader(self, plan: Any, at: Any) -> Reader:
-        order = training_order(self.training, self.size, self.config.seed)
+    def _train_source(self, plan: Any, at: Any) -> Reader | StreamPart:
+        if self.is_stream:
+            return StreamPart(
+                self.training,
+                plan.batch,
+                self.workers.rank,
+                seed=self.config.seed,
+                first_step=at.step,
+                first_sample=at.samples,
+                last_sample=plan.last_sample,
+                last_step=plan.steps if plan.by_steps else None,
+                in_warmup=plan.in_warmup,
+            )
         shard = Shard(
             plan=plan.batch,
             rank=self.place.replica,
@@ -112,53 +111,43 @@ class TrainingData:
             last_sample=plan.last_sample,
             warmup_samples=plan.warmup_samples,
         )
-        return self._reader(TRAINING_DATA, self.training, order, shard)
+        order = ShuffledOrder(self.size, self.config.seed, ordering_of(self.training))
+        return Reader(self.training, order, shard, self._fetch(TRAINING_DATA, self.training))
 
-    def _train_part(self, plan: Any, at: Any) -> StreamPart:
-        return StreamPart(
-            self.training,
-            plan.batch,
-            self.workers.rank,
-            seed=self.config.seed,
-            first_step=at.step,
-            first_sample=at.samples,
-            last_sample=plan.last_sample,
-            last_step=plan.steps if plan.by_steps else None,
-            in_warmup=plan.in_warmup,
-        )
-
-    def _eval_reader(self, plan: Any, name: str) -> Reader:
-        dataset = sets_of(self.evaluation)[name]
+    def _eval_source(self, plan: Any, name: str) -> Reader | StreamPart:
+        dataset, words = sets_of(self.evaluation)[name], set_words(name)
+        if isinstance(dataset, Stream):
+            return StreamPart(dataset, plan.eval_batch, self.workers.rank)
+        fetch = self._fetch(words, dataset)
         shard = Shard(plan.eval_batch, self.place.replica, 0, 0, len(dataset))
-        order = SequentialOrder(len(dataset))
-        return self._reader(set_words(name), dataset, order, shard, is_named=bool(name))
+        return Reader(dataset, None, shard, fetch_with_name(fetch, words) if name else fetch)
 
-    def _reader(self, words: str, dataset: Any, order: Order, shard: Shard, is_named: bool = False) -> Reader:
+    def _fetch(self, words: str, dataset: Any) -> Fetch:
         readers = self.readers or Readers({words: dataset}, skip=self.config.on_bad_sample == "skip")
-        fetch = readers.fetch_from(words)
-        if is_named:
-            fetch = fetch_with_name(fetch, words)
-        return Reader(dataset, order, shard, fetch, replaces=words == TRAINING_DATA)
+        return readers.fetch_from(words)
 
-    def _feed(self, reader: Reader, of_set: str = "") -> Feed:
+    def _feed(self, source: Reader | StreamPart, of_set: str = "") -> Feed:
+        if isinstance(source, StreamPart):
+            return feed_of(source, self.workers.allgather_object)
+
         def note(bad: BadSample) -> None:
             if self.place.is_first_stage:
-                self.skipped.unreported.append(bad.describe(of_set))
+                self.skipped.unreported.append(f"sample {bad.index}{of_set}: {bad.problem}")
 
         has_processes = self.readers is not None and self.readers.pids
         threads = self.config.read_workers if has_processes else self.config.read_threads
-        return Feed(reader, threads, on_bad_sample=note)
+        return Feed(read_ahead(source.__getitem__, len(source), threads), on_bad_sample=note)
 
 
-def _of_first_sample(part: StreamPart) -> HostBatch:
-    """Return a batch that has the first sample of a stream in every place."""
-    _, real = part.plan.part(part.rank, part.plan.global_batch)
-    items = [(0, part.stream.first())] * int(real.sum())
-    return part.host_batch(0, 0, items, real, part.plan.global_batch)
-
-
-def _first(reader: Reader) -> HostBatch | None:
-    return reader[0][0] if len(reader) else None
+def _first(source: Reader | StreamPart) -> HostBatch | None:
+    """Return the first batch; of a stream, one that has its first sample in every place."""
+    if isinstance(source, Reader):
+        return source[0][0] if len(source) else None
+    if source.most <= 0:
+        return None
+    _, real = source.plan.part(source.rank, source.plan.global_batch)
+    items = [(0, source.stream.first())] * int(real.sum())
+    return source.host_batch(0, 0, items, real, source.plan.global_batch)
 
 
 def readers_for(config: Config, train_data: Any, eval_data: Any) -> Readers:

@@ -1,22 +1,19 @@
 """The steps of a build, in order: compiling the patched source, installing the wheel, a check."""
 
-import contextlib
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import psutil
 
-from hvdtrain.errors import HorovodBuildError, Interrupted
-from hvdtrain.horovod_build.cache import VERSION, BuildCache, default_cache_folder, fetch_source, unpack
+from hvdtrain.errors import HorovodBuildError
+from hvdtrain.horovod_build.cache import VERSION, BuildCache, fetch_source, unpack
 from hvdtrain.horovod_build.installed import TITLES, InstalledBuild, installed_build
 from hvdtrain.horovod_build.patching import apply_patches, horovod_patches
 from hvdtrain.horovod_build.plan import BuildRequest, Plan, make_plan
@@ -67,16 +64,16 @@ assert float(tf.reduce_sum(hvd.allreduce(tf.ones([1000]), op=hvd.Sum))) == 1000
 def build_horovod(request: BuildRequest, echo: Echo) -> InstalledBuild:
     """Build Horovod for the frameworks in the environment of the running Python, and install it.
 
-    A build that is installed or cached is not built again. After an error, such as Interrupted by SIGTERM,
+    A build that is installed or cached is not built again. After an error, such as Interrupted by a signal,
     the environment has the Horovod that it had before, or none, and no process is left running.
     """
     echo(f"Horovod {VERSION}: looking at this environment.")
     try:
-        cache, plan = BuildCache(default_cache_folder()), make_plan(request)
+        cache, plan = BuildCache(), make_plan(request)
         echo(f"For {plan.describe()}.")
         for line in plan.left_out:
             echo(line)
-        with _ended_by_sigterm(), cache.lock(lambda: echo("Waiting for another build.")):
+        with cache.lock(lambda: echo("Waiting for another build.")):
             return _build_locked(plan, request, cache, echo)
     except OSError as error:
         raise HorovodBuildError(
@@ -120,24 +117,6 @@ def _build_locked(plan: Plan, request: BuildRequest, cache: BuildCache, echo: Ec
 def _is_of(build: InstalledBuild, plan: Plan) -> bool:
     """Return whether an installed build is the one of a plan, with all its extensions."""
     return build.key == plan.key and all(map(build.built_for, plan.frameworks))
-
-
-@contextlib.contextmanager
-def _ended_by_sigterm() -> Iterator[None]:
-    """Let SIGTERM end the build as Ctrl-C does: by an exception, so that started processes are ended."""
-    in_main_thread = threading.current_thread() is threading.main_thread()
-    if not in_main_thread or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
-        yield  # only the main thread may set handlers, and the caller's handler has precedence
-        return
-
-    def stop(number: int, frame: object) -> None:
-        raise Interrupted(number)
-
-    signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _pip(*arguments: str) -> None:

@@ -22,16 +22,11 @@ SDIST_SHA256 = "92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0
 DOWNLOAD_LIMIT_SECONDS = 900
 
 
-def default_cache_folder() -> Path:
-    """Return $HVDTRAIN_CACHE/horovod if that is set, else hvdtrain/horovod in the user's cache folder."""
-    return cache_folder() / "horovod"
-
-
 class BuildCache:
     """Built wheels by key, the source archive, and logs; no other user but root can change them."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self) -> None:
+        self.folder = folder = cache_folder() / "horovod"
         for place in (folder, folder / "wheels", folder / "source", folder / "logs"):
             place.mkdir(mode=0o755, parents=True, exist_ok=True)
             status = place.stat()

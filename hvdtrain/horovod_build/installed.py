@@ -27,13 +27,8 @@ OLDEST = {"torch": "2.4", "tf": "2.18"}
 
 # TensorFlow's package has several names, and no small file that contains its version.
 _TENSORFLOW_PACKAGES = (
-    "tensorflow",
-    "tensorflow-cpu",
-    "tensorflow-rocm",
-    "tensorflow-cpu-aws",
-    "intel-tensorflow",
-    "tf-nightly",
-    "tf-nightly-cpu",
+    *("tensorflow", "tensorflow-cpu", "tensorflow-rocm", "tensorflow-cpu-aws"),
+    *("intel-tensorflow", "tf-nightly", "tf-nightly-cpu"),
 )
 
 
@@ -67,7 +62,14 @@ def package_folder(name: str) -> Path | None:
 
 def installed_framework(name: str) -> InstalledFramework | None:
     """Return the installed framework "torch" or "tf", or None if it is not installed."""
-    return _torch() if name == "torch" else _tensorflow()
+    if name == "torch":
+        return _torch()
+    if (folder := package_folder("tensorflow")) is None:
+        return None
+    version = next(filter(None, map(version_of, _TENSORFLOW_PACKAGES)), "")
+    build_info = _text(folder / "python" / "platform" / "build_info.py")
+    cuda = _first(r"'cuda_version', '([^']+)'", build_info)
+    return InstalledFramework("tf", version, cuda=cuda, folder=folder) if version else None
 
 
 def unsupported(found: InstalledFramework) -> tuple[str, str]:
@@ -104,16 +106,6 @@ def _torch() -> InstalledFramework | None:
         cxx_standard=standard,
         folder=folder,
     )
-
-
-def _tensorflow() -> InstalledFramework | None:
-    folder = package_folder("tensorflow")
-    if folder is None:
-        return None
-    version = next(filter(None, map(version_of, _TENSORFLOW_PACKAGES)), "")
-    build_info = _text(folder / "python" / "platform" / "build_info.py")
-    cuda = _first(r"'cuda_version', '([^']+)'", build_info)
-    return InstalledFramework("tf", version, cuda=cuda, folder=folder) if version else None
 
 
 def version_of(distribution: str) -> str:

@@ -15,14 +15,9 @@ from pathlib import Path
 from typing import Literal
 
 from hvdtrain.errors import HorovodBuildError
+from hvdtrain.horovod_build import installed
 from hvdtrain.horovod_build.cache import SDIST_SHA256
-from hvdtrain.horovod_build.installed import (
-    PIP_NAMES,
-    TITLES,
-    InstalledFramework,
-    installed_framework,
-    unsupported,
-)
+from hvdtrain.horovod_build.installed import InstalledFramework
 from hvdtrain.horovod_build.patching import horovod_patches, patches_digest
 from hvdtrain.horovod_build.toolchain import (
     Gpu,
@@ -86,8 +81,16 @@ def find_mpi() -> Mpi | None:
             raise HorovodBuildError(
                 f"There is an MPI compiler, {compiler}, but no working mpirun next to it.", REMEDY
             )
-        name, number = _name_and_version(version)
-        return Mpi(name, number, folder, _library_folders(compiler))
+        name, number = next(
+            ((known, match[1]) for known, pattern in _VERSIONS if (match := re.search(pattern, version))),
+            (version.strip().partition("\n")[0][:60] or "an unknown MPI", ""),
+        )
+        # Open MPI's compiler has the first option; those of MPICH and Intel print their command line.
+        if (shown := output_of(str(compiler), "--showme:libdirs")) is not None:
+            libraries = shown.split()
+        else:
+            libraries = re.findall(r"-L(\S+)", output_of(str(compiler), "-show") or "")
+        return Mpi(name, number, folder, tuple(map(Path, libraries)))
     return None
 
 
@@ -98,22 +101,6 @@ def _folders() -> Iterator[Path]:
     for name in _COMPILERS:
         if on_path := shutil.which(name):
             yield Path(on_path).parent
-
-
-def _name_and_version(text: str) -> tuple[str, str]:
-    for name, pattern in _VERSIONS:
-        if match := re.search(pattern, text):
-            return name, match[1]
-    return text.strip().partition("\n")[0][:60] or "an unknown MPI", ""
-
-
-def _library_folders(compiler: Path) -> tuple[Path, ...]:
-    # Open MPI's compiler has the first option; those of MPICH and Intel print their command line.
-    shown = output_of(str(compiler), "--showme:libdirs")
-    if shown is not None:
-        return tuple(Path(folder) for folder in shown.split())
-    shown = output_of(str(compiler), "-show") or ""
-    return tuple(Path(folder) for folder in re.findall(r"-L(\S+)", shown))
 
 
 # Increase this when `building` builds the same source in another way.
@@ -158,7 +145,11 @@ class Plan:
             "architecture": self.arch_flags,
             "compiler": f"{self.toolchain.cxx}: {self.toolchain.compiler}",
             "flags": " ".join(f"{name}={os.environ.get(name, '')}" for name in ("CXXFLAGS", "LDFLAGS")),
-            **{name: _identity(self.frameworks.get(name)) for name in TITLES},
+            **dict.fromkeys(installed.TITLES, ""),
+            **{
+                name: f"{one.version}, CUDA {one.cuda or 'none'}, C++11 ABI {one.cxx11_abi}"
+                for name, one in self.frameworks.items()
+            },
             "mpi": self.mpi.identity if self.mpi else "",
             "gpu": f"CUDA {gpu.cuda}, NCCL {gpu.nccl}, {gpu.architectures or 'all'}" if gpu else "",
             "rpath": ":".join(self.rpath),
@@ -195,7 +186,19 @@ def make_plan(request: BuildRequest) -> Plan:
         raise HorovodBuildError("--mpi require: no MPI compiler (mpicxx) was found.", REMEDY)
     cuda = next(iter(frameworks.values())).cuda.partition(".")[0]
     gpu = find_gpu(cuda) if request.gpu == "nccl" else None
-    rpath = _rpath(frameworks, mpi, gpu)
+    folders = list(mpi.libraries) if mpi else []  # of the libraries that the extensions need
+    for name, below in (("torch", "lib"), ("tf", ".")):
+        if name in frameworks and (package := frameworks[name].folder):
+            folders.append(package / below)
+    if gpu:
+        folders.append(gpu.nccl_library.parent)
+        # Usually the framework has loaded CUDA's runtime already; the extension does not rely on that
+        folders += [gpu.runtime.resolve().parent] if gpu.runtime else []
+    extension = packages_folder() / "horovod" / "framework"
+    rpath = tuple(  # those inside the environment are relative
+        f"$ORIGIN/{os.path.relpath(folder, extension)}" if folder.is_relative_to(sys.prefix) else str(folder)
+        for folder in folders
+    )
     return Plan(frameworks, mpi, gpu, toolchain, architecture_flags(), rpath, left_out)
 
 
@@ -204,12 +207,12 @@ def _choose_frameworks(request: BuildRequest) -> tuple[dict[str, InstalledFramew
     chosen: dict[str, InstalledFramework] = {}
     faults: dict[str, tuple[str, str]] = {}
     cuda = ""
-    for name in (request.frameworks,) if request.frameworks in TITLES else ("torch", "tf"):
-        found = installed_framework(name)
+    for name in (request.frameworks,) if request.frameworks in installed.TITLES else ("torch", "tf"):
+        found = installed.installed_framework(name)
         if found is None:
-            reason = f"Not installed in this environment: {TITLES[name]}."
-            faults[name] = reason, f"pip install {PIP_NAMES[name]}"
-        elif any(fault := unsupported(found)):
+            reason = f"Not installed in this environment: {installed.TITLES[name]}."
+            faults[name] = reason, f"pip install {installed.PIP_NAMES[name]}"
+        elif any(fault := installed.unsupported(found)):
             faults[name] = fault
         elif request.gpu == "nccl" and not found.cuda:
             faults[name] = f"{found.title} {found.version} was built for CPUs.", _CUDA_REMEDY
@@ -222,26 +225,3 @@ def _choose_frameworks(request: BuildRequest) -> tuple[dict[str, InstalledFramew
         reasons, remedies = zip(*faults.values(), strict=True)
         raise HorovodBuildError(" ".join(reasons), "\n".join(dict.fromkeys(remedies)))
     return chosen, tuple(f"Left out: {reason} ({remedy})" for reason, remedy in faults.values())
-
-
-def _identity(framework: InstalledFramework | None) -> str:
-    if framework is None:
-        return ""
-    return f"{framework.version}, CUDA {framework.cuda or 'none'}, C++11 ABI {framework.cxx11_abi}"
-
-
-def _rpath(frameworks: dict[str, InstalledFramework], mpi: Mpi | None, gpu: Gpu | None) -> tuple[str, ...]:
-    """Return the library folders for the extensions; those inside the environment are relative."""
-    folders = list(mpi.libraries) if mpi else []
-    for name, below in (("torch", "lib"), ("tf", ".")):
-        if name in frameworks and (package := frameworks[name].folder):
-            folders.append(package / below)
-    if gpu:
-        folders.append(gpu.nccl_library.parent)
-        # Usually the framework has loaded CUDA's runtime already; the extension does not rely on that
-        folders += [gpu.runtime.resolve().parent] if gpu.runtime else []
-    extension = packages_folder() / "horovod" / "framework"
-    return tuple(
-        f"$ORIGIN/{os.path.relpath(folder, extension)}" if folder.is_relative_to(sys.prefix) else str(folder)
-        for folder in folders
-    )

@@ -65,15 +65,17 @@ def find_gpu(cuda_major: str) -> Gpu:
     """Return the first toolkit whose major version matches the frameworks, and an NCCL."""
     seen = []
     for home in _cuda_homes():
-        version = _cuda_version(home)
+        release = re.search(r"release (\d+\.\d+)", output_of(str(home / "bin" / "nvcc"), "--version") or "")
+        version = release[1] if release else ""
         if version.partition(".")[0] == cuda_major:
             headers, library = _find_nccl(home)
+            text = (headers / "nccl.h").read_text(encoding="utf-8", errors="replace")
             return Gpu(
                 cuda_home=home,
                 cuda=version,
                 nccl_headers=headers,
                 nccl_library=library,
-                nccl=_nccl_version(headers),
+                nccl=".".join(re.findall(r"#define NCCL_(?:MAJOR|MINOR|PATCH)\s+(\d+)", text)),
                 architectures=os.environ.get("HOROVOD_BUILD_CUDA_CC_LIST", ""),
             )
         if version:
@@ -97,11 +99,6 @@ def _cuda_homes() -> Iterator[Path]:
     yield from sorted(packages_folder().glob("nvidia/cu[0-9]*"))
 
 
-def _cuda_version(home: Path) -> str:
-    release = re.search(r"release (\d+\.\d+)", output_of(str(home / "bin" / "nvcc"), "--version") or "")
-    return release[1] if release else ""
-
-
 def _find_nccl(cuda_home: Path) -> tuple[Path, Path]:
     """Return NCCL's header folder and library."""
     # PyTorch's own copy has precedence: it is the one that the process loads.
@@ -117,11 +114,6 @@ def _find_nccl(cuda_home: Path) -> tuple[Path, Path]:
         f"--gpu nccl needs NCCL with its header nccl.h; looked in {', '.join(map(str, homes))}.",
         "PyTorch's CUDA builds bring it (pip install nvidia-nccl-cu13 or -cu12); or set NCCL_HOME.",
     )
-
-
-def _nccl_version(headers: Path) -> str:
-    text = (headers / "nccl.h").read_text(encoding="utf-8", errors="replace")
-    return ".".join(re.findall(r"#define NCCL_(?:MAJOR|MINOR|PATCH)\s+(\d+)", text))
 
 
 CMAKE_NEEDED = (3, 18)

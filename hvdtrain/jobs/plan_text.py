@@ -13,7 +13,7 @@ from hvdtrain.config import Config
 from hvdtrain.data.eval_sets import sets_of
 from hvdtrain.data.numeric import TARGETS
 from hvdtrain.data.order import Draws, Lengths
-from hvdtrain.data.stream import number_words, size_words
+from hvdtrain.data.stream import number_words, samples_words
 from hvdtrain.host.cores import threads_per_worker
 from hvdtrain.host.frameworks import FRAMEWORKS
 from hvdtrain.jobs.compatibility import shown_value
@@ -178,7 +178,7 @@ def _data(run: TrainingRun, session: Session) -> str:
     evaluation = f", {number_words(len(sets['']))} to evaluate" if "" in sets else ""
     orders = {Draws: ", drawn by sample_probabilities()", Lengths: ", similar sample_lengths() together"}
     order = orders.get(type(getattr(session.data.training, "ordering", None)), "")
-    parts = [f"{size_words(session.data.training)} to train{order}{evaluation}"]
+    parts = [f"{samples_words(session.data.size)} to train{order}{evaluation}"]
     parts += [f"{counted(readers, 'reader')} per worker"] if readers else []
     parts = [str(task.describe())] if hasattr(task, "describe") else parts
     row = FRAMEWORKS[run.config.framework]
@@ -192,7 +192,7 @@ def _data(run: TrainingRun, session: Session) -> str:
 
 def _eval_sets(session: Session) -> str:
     sets = sets_of(session.data.evaluation)
-    sizes = [f"{name} ({size_words(dataset)})" for name, dataset in sets.items() if name]
+    sizes = [f"{name} ({samples_words(len(dataset))})" for name, dataset in sets.items() if name]
     first = f"; metrics of {next(iter(sets))} have plain names" if len(sets) > 1 else ""
     return f"{', '.join(sizes)}{first}"
 

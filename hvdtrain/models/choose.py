@@ -1,26 +1,14 @@
 """Built-in models, chosen by name, and the methods of a task whose model is one of them."""
 
 from types import ModuleType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal, get_args
 
 from hvdtrain.errors import TaskError
 from hvdtrain.models import convnet, mlp, resnet
 
-NAMES = ("mlp", "convnet", "resnet18", "resnet34", "resnet50")  # of models for images
+ImageModel = Literal["mlp", "convnet", "resnet18", "resnet34", "resnet50"]
+NAMES: tuple[str, ...] = get_args(ImageModel)
 _CIFAR_BELOW = 64  # pixels of the shorter side: the stem does not shrink smaller images
-
-
-# what the tasks with images train with
-IMAGE_DEFAULTS = {
-    "epochs": 15,
-    "batch_size": 32,
-    "learning_rate": 0.03,
-    "weight_decay": 5e-4,
-    "warmup_epochs": 1,
-    "clip_norm": 1.0,
-    "lr_schedule": "cosine",
-    "initial_parameters": "portable",
-}
 
 
 class BuiltIn:
@@ -52,33 +40,29 @@ class BuiltIn:
         return list(self._built_in()[0].tf_blocks(model))
 
 
-def image_module(name: str) -> ModuleType:
-    """Return the module of a model for images, by its name, which is one of ``NAMES``."""
-    return {"mlp": mlp, "convnet": convnet}.get(name, resnet)
-
-
-def image_sizes(
+def module_and_sizes(
     name: str, image_shape: tuple[int, int, int], classes: int, activation: str = "relu"
-) -> dict[str, Any]:
-    """Return the sizes of a model for images (height, width, channels); the activation is of ResNets."""
+) -> tuple[ModuleType, dict[str, Any]]:
+    """Return what makes a model for images (height, width, channels); the activation is of ResNets."""
     if name not in NAMES:
         raise TaskError(f"there is no model {name!r} for images", f"Choose one of {', '.join(NAMES)}.")
     height, width, _ = image_shape
-    if name == "mlp":
-        return {"classes": classes, "input_shape": image_shape}
     sizes: dict[str, Any] = {"classes": classes, "image_shape": image_shape}
+    if name == "mlp":
+        return mlp, {"classes": classes, "input_shape": image_shape}
     if name != "convnet":
         stem = "cifar" if min(height, width) < _CIFAR_BELOW else "imagenet"
-        return {**sizes, "depth": int(name.removeprefix("resnet")), "stem": stem, "activation": activation}
+        depth = int(name.removeprefix("resnet"))
+        return resnet, {**sizes, "depth": depth, "stem": stem, "activation": activation}
     if height % 2 or width % 2:
         raise TaskError(
             f"convnet: height and width of the images must be even; these are {height}x{width}",
             "Crop or resize them, or use resnet18.",
         )
-    return sizes
+    return convnet, sizes
 
 
 def image_model(framework: str, name: str, image_shape: tuple[int, int, int], classes: int) -> Any:
-    """Return a model of ``image_sizes`` for "torch" or "tf"."""
-    sizes, module = image_sizes(name, image_shape, classes), image_module(name)
+    """Return a model for images, one of ``NAMES``, for "torch" or "tf"."""
+    module, sizes = module_and_sizes(name, image_shape, classes)
     return module.torch_model(**sizes) if framework == "torch" else module.tf_model(**sizes)

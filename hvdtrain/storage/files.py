@@ -17,7 +17,6 @@ from typing import Any
 from hvdtrain.errors import EnvironmentFault
 from hvdtrain.storage.urls import PASSWORD, TOKEN, is_url, scheme_of, shown
 
-_decode = json.JSONDecoder().raw_decode
 _URL = re.compile(r"[a-z][a-z0-9+.-]*://.*[^/].*", re.DOTALL | re.IGNORECASE)
 _ONE_SLASH = re.compile(r"(s3a?|gs|gcs|az|abfss?|https?|memory|file):/(?!/).+", re.DOTALL | re.IGNORECASE)
 
@@ -150,14 +149,7 @@ def _size_of(path: Path, status: os.stat_result) -> int:
 def parse_line(line: bytes) -> dict[str, Any] | None:
     """Return what a line of a log holds; None if it was cut, or is not a JSON object."""
     try:
-        try:  # a line as hvdtrain writes it, in half the time
-            text = line.decode("ascii")
-            found, end = _decode(text)
-            is_whole = text[end:] in ("", "\n")
-        except ValueError:
-            is_whole = False
-        if not is_whole:
-            found = json.loads(line)
+        found = json.loads(line.decode())  # of bytes it would look for the encoding first
     except (ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) else None

@@ -1,4 +1,4 @@
-"""The types of the options of the built-in tasks, and their check."""
+"""The types of the options of the built-in tasks and their check, and what several tasks train with."""
 
 import functools
 import re
@@ -21,6 +21,28 @@ Text = Annotated[str, Field(min_length=1)]
 # what may be a list, or one value for all
 Listed = BeforeValidator(lambda value: [value] if isinstance(value, str | int | float) else value)
 Sides = Annotated[Sequence[Count], Listed, Field(min_length=1, max_length=2)]
+
+# what the tasks with images train with
+IMAGE_DEFAULTS = {
+    "epochs": 15,
+    "batch_size": 32,
+    "learning_rate": 0.03,
+    "weight_decay": 5e-4,
+    "warmup_epochs": 1,
+    "clip_norm": 1.0,
+    "lr_schedule": "cosine",
+    "initial_parameters": "portable",
+}
+# what those with text train with
+TEXT_DEFAULTS = {
+    "optimizer": "adamw",
+    "learning_rate": 1e-3,
+    "lr_scaling": "sqrt",
+    "lr_schedule": "cosine",
+    "weight_decay": 0.01,
+    "clip_norm": 1.0,
+    "initial_parameters": "portable",
+}
 
 
 def checked(constructor: Callable[P, None]) -> Callable[P, None]:

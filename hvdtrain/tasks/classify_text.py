@@ -39,18 +39,7 @@ class ClassifyText(BuiltIn):
         DataError: If the table cannot be read or used for training, naming the line.
     """
 
-    defaults: ClassVar = {
-        "epochs": 10,
-        "batch_size": 32,
-        "optimizer": "adamw",
-        "learning_rate": 1e-3,
-        "lr_scaling": "sqrt",
-        "lr_schedule": "cosine",
-        "warmup_epochs": 0.5,
-        "weight_decay": 0.01,
-        "clip_norm": 1.0,
-        "initial_parameters": "portable",
-    }
+    defaults: ClassVar = options.TEXT_DEFAULTS | {"epochs": 10, "batch_size": 32, "warmup_epochs": 0.5}
 
     @options.checked
     def __init__(
@@ -74,17 +63,16 @@ class ClassifyText(BuiltIn):
         self._level = level
         encoder = Encoder(context, most_words if level == "words" else None)
         paths = [Path(place).expanduser() for place in (path, eval_path) if place is not None]
-        labels = read_tables(paths, (text, label), encoder)
-        self._train, self._eval = split(labels.sizes, eval_fraction, split_seed)
-        self._classes = labels.names
+        self._classes, targets, sizes = read_tables(paths, (text, label), encoder)
+        self._train, self._eval = split(sizes, eval_fraction, split_seed)
         tokens, vocabulary = encoder.finish(self._train)
         self._sizes: dict[str, Any] = {
             "context": context,
             "vocabulary": vocabulary,
-            "classes": len(labels.names),
+            "classes": len(self._classes),
         }
         self._sizes |= {"layers": layers, "heads": heads, "channels": channels, "dropout": dropout}
-        self._arrays: Arrays = {"inputs": tokens, "targets": labels.numbers}
+        self._arrays: Arrays = {"inputs": tokens, "targets": targets}
 
     def describe(self) -> str:
         """Return a description of the data that was found."""

@@ -14,7 +14,7 @@ from pydantic import Field
 from hvdtrain.data.datasets import ArrayDataset
 from hvdtrain.errors import DataError
 from hvdtrain.models import convnet
-from hvdtrain.models.choose import IMAGE_DEFAULTS, BuiltIn
+from hvdtrain.models.choose import BuiltIn
 from hvdtrain.tasks import _options as options
 
 
@@ -26,7 +26,7 @@ class Digits(BuiltIn):
         eval_fraction: fraction of the data for evaluation.
     """
 
-    defaults: ClassVar = IMAGE_DEFAULTS | {"weight_decay": 1e-4}
+    defaults: ClassVar = options.IMAGE_DEFAULTS | {"weight_decay": 1e-4}
 
     @options.checked
     def __init__(

@@ -9,26 +9,17 @@ from pydantic import Field
 
 from hvdtrain.data.augment import Crop, Flip, RandomResizedCrop, Size, Transform
 from hvdtrain.data.eval_sets import first_set
-from hvdtrain.data.images import arrays, folder
-from hvdtrain.data.images.sources import (
-    Found,
-    ImageData,
-    ImageSource,
-    Normalisation,
-    count_classes,
-    measure,
-    reading,
-)
+from hvdtrain.data.images import arrays, folder, sources
 from hvdtrain.errors import DataError, TaskError
-from hvdtrain.models.choose import IMAGE_DEFAULTS, BuiltIn, image_module, image_sizes
+from hvdtrain.models.choose import BuiltIn, ImageModel, module_and_sizes
 from hvdtrain.tasks import _options as options
 
 _WANTED = "Expected: IDX files (train-images-idx3-ubyte, ...), an npz file, or a folder for each class."
 
 
-def find(path: Path, form: str) -> Found:
+def find(path: Path, form: str) -> sources.Found:
     """Open the images in a folder or file."""
-    with reading(path):
+    with sources.reading(path):
         if not path.exists():
             raise DataError(f"{path} does not exist (looked in {Path.cwd()})", "Correct task_options.path.")
         if not path.is_dir() and (form not in ("auto", "npz") or path.suffix != ".npz"):
@@ -69,7 +60,7 @@ class Images(BuiltIn):
         classes: number of classes; by default derived from the labels.
     """
 
-    defaults: ClassVar = IMAGE_DEFAULTS
+    defaults: ClassVar = options.IMAGE_DEFAULTS
 
     @options.checked
     def __init__(
@@ -77,7 +68,7 @@ class Images(BuiltIn):
         path: options.Text | Path,
         *,
         form: Literal["auto", "idx", "folder", "npz"] = "auto",
-        model: Literal["mlp", "convnet", "resnet18", "resnet34", "resnet50"] = "convnet",
+        model: ImageModel = "convnet",
         activation: Literal["relu", "silu"] = "relu",
         image_size: options.Sides | None = None,
         augment: Annotated[Sequence[Literal["crop", "flip", "random_resized_crop"]], options.Listed] = (),
@@ -89,23 +80,31 @@ class Images(BuiltIn):
     ) -> None:
         self._model, self._activation = model, activation
         self._path = Path(path).expanduser()
-        self._found = find(self._path, form)
-        self._size = (
-            (image_size[0], image_size[-1]) if image_size else _size_of(self._found.train, self._path)
-        )
-        self._classes = _count_classes(self._found, classes)
-        train, self._held_out = _split(self._found, eval_fraction, split_seed)
-        self._normalisation = _normalisation(self._found.train, train, self._size, mean, std)
-        self._train = ImageData(
-            self._found.train, train, self._size, self._normalisation, _transforms(augment, self._size)
-        )
+        found = self._found = find(self._path, form)
+        size = (image_size[0], image_size[-1]) if image_size else found.train.size
+        if size is None:
+            raise DataError(
+                f"{self._path}: its images differ in size",
+                "Set a size to resize all of them to: --set task_options.image_size=224.",
+            )
+        self._size: Size = size
+        self._classes = _count_classes(found, classes)
+        train, self._held_out = _split(found, eval_fraction, split_seed)
+        self._normalisation = _normalisation(found.train, train, size, mean, std)
+        made: dict[str, Transform] = {
+            "random_resized_crop": RandomResizedCrop(size),
+            "crop": Crop(max(1, min(size) // _PADDING_DIVISOR)),
+            "flip": Flip(),
+        }
+        transforms = tuple(transform for name, transform in made.items() if name in augment)
+        self._train = sources.ImageData(found.train, train, size, self._normalisation, transforms)
 
     def describe(self) -> str:
         """Return a description of the images that were found."""
         height, width = self._size
         grey = "" if self._found.train.channels == 3 else " grey"
         evaluated = first_set(self.eval_data())  # a subclass may return other data, or several sets
-        to_evaluate = f", {len(evaluated):,} to evaluate" if isinstance(evaluated, ImageData) else ""
+        to_evaluate = f", {len(evaluated):,} to evaluate" if isinstance(evaluated, sources.ImageData) else ""
         mean, std = (
             ", ".join(f"{value:.4g}" for value in values)
             for values in (self._normalisation.mean, self._normalisation.std)
@@ -115,39 +114,39 @@ class Images(BuiltIn):
             f"({self._found.form} in {self._path}); mean {mean}, std {std}"
         )
 
-    def train_data(self) -> ImageData:
+    def train_data(self) -> sources.ImageData:
         """Return the training data: inputs (height, width, channels), normalised; targets, the class."""
         return self._train
 
-    def eval_data(self) -> ImageData | None:
+    def eval_data(self) -> sources.ImageData | None:
         """Return the evaluation data, of the same form."""
         apart = self._found.evaluation
         if apart is None and self._held_out is None:
             return None
         source = self._found.train if apart is None else apart
-        return ImageData(source, self._held_out, self._size, self._normalisation)
+        return sources.ImageData(source, self._held_out, self._size, self._normalisation)
 
     def _built_in(self) -> tuple[Any, dict[str, Any]]:
         shape = (*self._size, self._found.train.channels)
-        return image_module(self._model), image_sizes(self._model, shape, self._classes, self._activation)
+        return module_and_sizes(self._model, shape, self._classes, self._activation)
 
 
 task = Images
 
 
-def _count_classes(found: Found, classes: int | None) -> int:
-    counted = count_classes(found.train, classes or found.classes)
+def _count_classes(found: sources.Found, classes: int | None) -> int:
+    counted = sources.count_classes(found.train, classes or found.classes)
     if found.evaluation is not None:
         if found.evaluation.channels != found.train.channels:
             raise DataError(
                 f"images: those for training have {found.train.channels} channels, "
                 f"those for evaluation {found.evaluation.channels}"
             )
-        count_classes(found.evaluation, counted)
+        sources.count_classes(found.evaluation, counted)
     return counted
 
 
-def _split(found: Found, fraction: float, seed: int) -> tuple[Any, Any]:
+def _split(found: sources.Found, fraction: float, seed: int) -> tuple[Any, Any]:
     """Return the indices for training and for evaluation; None for all images of a part."""
     count = len(found.train.labels)
     kept = round(count * (1 - fraction))
@@ -159,31 +158,13 @@ def _split(found: Found, fraction: float, seed: int) -> tuple[Any, Any]:
     return shuffled[:kept], shuffled[kept:]
 
 
-def _size_of(source: ImageSource, path: Path) -> Size:
-    if source.size is None:
-        raise DataError(
-            f"{path}: its images differ in size",
-            "Set a size to resize all of them to: --set task_options.image_size=224.",
-        )
-    return source.size
-
-
-def _normalisation(source: ImageSource, train: Any, size: Size, mean: Any, std: Any) -> Normalisation:
+def _normalisation(source: Any, train: Any, size: Size, mean: Any, std: Any) -> sources.Normalisation:
     means = None if mean is None else _per_channel("mean", mean, source.channels)
     deviations = None if std is None else _per_channel("std", std, source.channels)
     if means is not None and deviations is not None:
-        return Normalisation(means, deviations)
-    measured = measure(source, train, size)
-    return Normalisation(means or measured.mean, deviations or measured.std)
-
-
-def _transforms(names: Sequence[str], size: Size) -> tuple[Transform, ...]:
-    made: dict[str, Transform] = {
-        "random_resized_crop": RandomResizedCrop(size),
-        "crop": Crop(max(1, min(size) // _PADDING_DIVISOR)),
-        "flip": Flip(),
-    }
-    return tuple(transform for name, transform in made.items() if name in names)
+        return sources.Normalisation(means, deviations)
+    measured = sources.measure(source, train, size)
+    return sources.Normalisation(means or measured.mean, deviations or measured.std)
 
 
 def _per_channel(name: str, values: Sequence[float], channels: int) -> tuple[float, ...]:

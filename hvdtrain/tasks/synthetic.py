@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from hvdtrain.errors import DataError
-from hvdtrain.models import bert, choose, gpt
-from hvdtrain.models.choose import BuiltIn
+from hvdtrain.models import bert, gpt
+from hvdtrain.models.choose import BuiltIn, ImageModel, module_and_sizes
 from hvdtrain.task import Arrays
 from hvdtrain.tasks import _options as options
 
@@ -31,15 +31,13 @@ class RandomSamples:
         self._size = size
         self.distinct = min(size, max(1, _STORED_BYTES // sample_bytes))
         random = np.random.RandomState(seed)  # its numbers are the same in all versions of numpy
-        numbers: NDArray[Any]
+        self._inputs: NDArray[Any]
         if vocabulary is None:
-            numbers = random.standard_normal((self.distinct, *shape)).astype(np.float32)
+            self._inputs = random.standard_normal((self.distinct, *shape)).astype(np.float32)
         else:
-            numbers = random.randint(0, vocabulary, (self.distinct, *shape[:-1], shape[-1] + 1), np.int32)
-        self._inputs = numbers if vocabulary is None else numbers[..., :-1]
-        if classes is None:
-            self._targets = numbers[..., 1:].astype(np.int64)
-        else:
+            tokens = random.randint(0, vocabulary, (self.distinct, *shape[:-1], shape[-1] + 1), np.int32)
+            self._inputs, self._targets = tokens[..., :-1], tokens[..., 1:].astype(np.int64)
+        if classes is not None:
             self._targets = random.randint(0, classes, self.distinct, np.int64)
 
     def __len__(self) -> int:
@@ -90,7 +88,7 @@ class Synthetic(BuiltIn):
     def __init__(
         self,
         *,
-        model: Literal["mlp", "convnet", "resnet18", "resnet34", "resnet50", "gpt", "bert"] = "resnet18",
+        model: Literal[ImageModel, "gpt", "bert"] = "resnet18",
         samples: Annotated[int, Field(ge=1, le=1 << 62)] = 50_000,
         eval_samples: Annotated[int, Field(ge=0, le=1 << 62)] = 0,
         classes: options.Classes = 10,
@@ -107,8 +105,13 @@ class Synthetic(BuiltIn):
         self._sizes: dict[str, Any] = {"vocabulary": vocabulary, "context": context, "layers": layers}
         self._sizes |= {"heads": heads, "channels": channels, "dropout": dropout}
         self._shape: Any = (context,) if model in TEXT_MODELS else tuple(shape)
-        self._train = self._samples(samples, seed)
-        self._eval = self._samples(eval_samples, seed + 1) if eval_samples else None
+        kinds: dict[str, Any] = {
+            "shape": self._shape,
+            "vocabulary": vocabulary if model in TEXT_MODELS else None,
+            "classes": None if model == "gpt" else classes,
+        }
+        self._train = RandomSamples(samples, seed=seed, **kinds)
+        self._eval = RandomSamples(eval_samples, seed=seed + 1, **kinds) if eval_samples else None
 
     def describe(self) -> str:
         """Return a description of the data."""
@@ -133,20 +136,9 @@ class Synthetic(BuiltIn):
 
     def _built_in(self) -> tuple[Any, dict[str, Any]]:
         if self._model not in TEXT_MODELS:
-            sizes = choose.image_sizes(self._model, self._shape, self._classes)
-            return choose.image_module(self._model), sizes
+            return module_and_sizes(self._model, self._shape, self._classes)
         classes = {} if self._model == "gpt" else {"classes": self._classes}
         return TEXT_MODELS[self._model], self._sizes | classes
-
-    def _samples(self, size: int, seed: int) -> RandomSamples:
-        is_text = self._model in TEXT_MODELS
-        return RandomSamples(
-            size,
-            shape=self._shape,
-            vocabulary=self._sizes["vocabulary"] if is_text else None,
-            classes=None if self._model == "gpt" else self._classes,
-            seed=seed,
-        )
 
 
 task = Synthetic

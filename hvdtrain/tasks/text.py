@@ -30,20 +30,8 @@ class Text(BuiltIn):
     """
 
     class_axis = -1  # a context can be as long as the vocabulary
-    defaults: ClassVar = {
-        "epochs": 2,
-        "batch_size": 16,
-        "optimizer": "adamw",
-        "learning_rate": 1e-3,
-        "lr_scaling": "sqrt",
-        "lr_schedule": "cosine",
-        "lr_final_fraction": 0.1,
-        "warmup_epochs": 0.1,
-        "weight_decay": 0.01,
-        "clip_norm": 1.0,
-        "adam_beta2": 0.99,
-        "initial_parameters": "portable",
-    }
+    defaults: ClassVar = options.TEXT_DEFAULTS | {"epochs": 2, "batch_size": 16, "warmup_epochs": 0.1}
+    defaults |= {"lr_final_fraction": 0.1, "adam_beta2": 0.99}
 
     @options.checked
     def __init__(
@@ -62,15 +50,22 @@ class Text(BuiltIn):
     ) -> None:
         self._level, self._context = level, context
         self._sizes = {"layers": layers, "heads": heads, "channels": channels, "dropout": dropout}
-        files, self._name = _files(path, pattern)
+        paths, self._name = python_files() if path is None else (find_files(path, pattern), path)
+        files = MappedFiles(paths)
+        if path is not None:
+            self._name = str(paths[0]) if len(paths) == 1 else f"{path} ({len(files.paths):,} files)"
         self._tokens: Tokens = files if level == "bytes" else CharacterTokens(files)
         size = len(self._tokens)
         kept = int(size * (1 - eval_fraction))
         self._train = Windows(self._tokens, 0, kept, context, stride or context)
         self._eval = Windows(self._tokens, kept, size, context, context) if eval_fraction else None
-        self._check_length("training", kept)
-        if self._eval is not None:
-            self._check_length("evaluation", size - kept)
+        for purpose, length in (("training", kept), ("evaluation", size - kept)):
+            if length <= context and (purpose == "training" or eval_fraction):
+                raise DataError(
+                    f"{self._name} has {size:,} {level}, of which {length:,} are for {purpose}; a window "
+                    f"needs {context + 1:,} (context {context:,} and a target)",
+                    "Use more text, a smaller task_options.context, or another eval_fraction.",
+                )
 
     def describe(self) -> str:
         """Return a description of the text that was found."""
@@ -91,24 +86,5 @@ class Text(BuiltIn):
     def _built_in(self) -> tuple[Any, dict[str, Any]]:
         return gpt, {"vocabulary": self._tokens.vocabulary, "context": self._context, **self._sizes}
 
-    def _check_length(self, purpose: str, length: int) -> None:
-        if length < self._context + 1:
-            raise DataError(
-                f"{self._name} has {len(self._tokens):,} {self._level}, of which {length:,} are for "
-                f"{purpose}; a window needs {self._context + 1:,} (context {self._context:,} and a target)",
-                "Use more text, a smaller task_options.context, or another eval_fraction.",
-            )
-
 
 task = Text
-
-
-def _files(path: str | None, pattern: str) -> tuple[MappedFiles, str]:
-    """Return the files of the text and a description of them."""
-    if path is None:
-        paths, name = python_files()
-        return MappedFiles(paths), name
-    paths = find_files(path, pattern)
-    files = MappedFiles(paths)
-    name = str(paths[0]) if len(paths) == 1 else f"{path} ({len(files.paths):,} files)"
-    return files, name

@@ -52,11 +52,10 @@ SECONDS = {
     "horovod_build/test_keyed_rendezvous": 12,
     "stores/test_run_store": 12,
     "unit/test_job_resumes": 17,
-    "unit/test_object_urls": 13,
+    "unit/test_object_urls": 38,
     "unit/test_portable_layers": 25,
     "unit/test_portable_optimizers": 27,
     "unit/test_requirements": 25,
-    "unit/test_stored_reading": 25,
 }
 _SECONDS_OF_A_TEST = {"unit": 0.08, "elastic": 0.08, "horovod_build": 0.08, "stores": 0.08}
 _SECONDS_OF_A_JOB = 1.5

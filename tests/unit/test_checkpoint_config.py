@@ -55,7 +55,7 @@ def test_what_the_tasks_defaults_say_of_exchanging_gradients_is_left_out():
     assert (config.profile, config.sync_batch_norm) == (None, True)
 
 
-def test_an_evaluation_has_its_own_stages_and_the_batch_of_training():
+def test_an_evaluation_has_its_own_stages_and_a_batch_as_large_as_in_training():
     made = manifest(stages=2, stage_cuts=[3])
     assert (resolved(made).stages, resolved(made, Layer("options", {"stages": 2})).stages) == (1, 2)
     assert resolved(manifest(global_batch_size=50, accumulate=2)).eval_batch_size == 13

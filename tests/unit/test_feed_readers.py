@@ -2,8 +2,6 @@
 
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -27,12 +25,18 @@ def shared_memory() -> set[str]:
     return {name for name in os.listdir("/dev/shm") if name.startswith(("psm_", "hvdtrain"))}
 
 
-def test_readers_leave_nothing_behind():
+def test_readers_do_not_end_of_signals_and_leave_nothing_behind():
     before, files = shared_memory(), set(os.listdir("/proc/self/fd"))
     big = np.arange(1 << 18, dtype=np.float32).reshape(1024, 256)
     with Readers({"data": ArrayDataset({"inputs": big})}, 2) as readers:
-        found, _ = readers.fetch_from("data")(np.asarray([5, 1000]), None)
-        pids = readers.pids
+        fetch, pids = readers.fetch_from("data"), readers.pids
+        for _ in pids:
+            fetch(np.asarray([0]), None)
+        for pid in pids:  # which are meant for the worker
+            os.kill(pid, signal.SIGTERM)
+            os.kill(pid, signal.SIGINT)
+        for _ in pids:
+            found, _ = fetch(np.asarray([5, 1000]), None)
         assert shared_memory() - before == set()
     np.testing.assert_array_equal(found["inputs"], big[[5, 1000]])
     assert [pid for pid in pids if psutil.pid_exists(pid)] == []
@@ -62,45 +66,3 @@ def test_what_cannot_be_serialized_is_named():
         TaskError, match="the training data cannot be serialized for reader processes: TypeError"
     ):
         Readers({"training data": data}, 1)
-
-
-WORKER = """
-import sys, time
-import numpy as np
-from hvdtrain.data.readers import Readers
-
-class Hangs:
-    def __len__(self):
-        return 9
-    def __getitem__(self, index):
-        if index:
-            time.sleep(600)
-        return {"inputs": np.zeros(1)}
-
-readers = Readers({"data": Hangs()}, 2)
-fetch = readers.fetch_from("data")
-fetch(np.asarray([0]), None)
-print(*readers.pids, flush=True)
-fetch(np.asarray([1]), None)
-"""
-
-
-def test_readers_die_with_their_worker_and_not_of_its_signals():
-    with subprocess.Popen([sys.executable, "-c", WORKER], stdout=subprocess.PIPE, text=True) as worker:
-        pids = [int(pid) for pid in worker.stdout.readline().split()]
-        for pid in pids:
-            os.kill(pid, signal.SIGTERM)
-            os.kill(pid, signal.SIGINT)
-        assert [psutil.pid_exists(pid) for pid in pids] == [True, True]
-        worker.terminate()
-    deadline = time.monotonic() + 60
-    while any(map(is_running, pids)) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert [pid for pid in pids if is_running(pid)] == []
-
-
-def is_running(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False

@@ -4,13 +4,7 @@ import numpy as np
 import pytest
 
 from hvdtrain.data.datasets import as_dataset
-from hvdtrain.data.fingerprint import (
-    digest,
-    first_difference,
-    is_same,
-    probe_indices,
-    take_fingerprint,
-)
+from hvdtrain.data.fingerprint import digest, first_difference, is_same, probe_indices, take_fingerprint
 from hvdtrain.errors import BadSampleError
 
 

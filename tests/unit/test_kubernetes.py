@@ -25,20 +25,10 @@ REPLICAS = ("Launcher", "Worker")
 
 def mapping(required: tuple[str, ...] = (), **fields: Any) -> dict[str, Any]:
     """Give the schema of a mapping with these fields and no others."""
-    return {
-        "type": "object",
-        "properties": fields,
-        "required": list(required),
-        "additionalProperties": False,
-    }
+    return {"type": "object", "properties": fields, "required": list(required), "additionalProperties": False}
 
 
-NUMBER, TEXT, SWITCH, ANYTHING = (
-    {"type": "integer"},
-    {"type": "string"},
-    {"type": "boolean"},
-    {"type": "object"},
-)
+NUMBER, TEXT, SWITCH, ANYTHING = ({"type": kind} for kind in ("integer", "string", "boolean", "object"))
 REPLICA = mapping(
     ("template",), replicas=NUMBER, restartPolicy={"enum": ["Never", "OnFailure"]}, template=ANYTHING
 )
@@ -73,11 +63,7 @@ def read(name: str) -> dict[str, Any]:
 
 
 def check(resource: dict[str, Any]) -> None:
-    """Check a resource, of an MPIJob all parts that packages have schemas for.
-
-    Raises:
-        jsonschema.ValidationError: where it is not valid.
-    """
+    """Check a resource, of an MPIJob all parts that packages have schemas for."""
     if resource["kind"] != "MPIJob":
         kubernetes_validate.validate(resource, KUBERNETES, strict=True)
         return
@@ -96,23 +82,23 @@ def test_file_is_valid(name):
     check(read(name))
 
 
-def containers(name: str) -> list[dict[str, Any]]:
-    """Give all containers of a file's pods."""
+def started(name: str) -> tuple[list[str], dict[str, Any]]:
+    """Return the launcher's words in the first container of a file, and the spec; the job resumes."""
     spec = read(name)["spec"]
-    replicas = spec["mpiReplicaSpecs"].values() if "mpijob" in name else [spec]
-    return [container for replica in replicas for container in replica["template"]["spec"]["containers"]]
+    pod = spec["mpiReplicaSpecs"]["Launcher"] if "mpijob" in name else spec
+    words = pod["template"]["spec"]["containers"][0]["args"]
+    start = words.index("python")
+    assert words[start : start + 3] == ["python", "-m", "hvdtrain"]
+    options = cli.commands["train"].make_context("train", words[start + 3 :], **cli.context_settings).params
+    assert options["resume"]
+    return words[:start], spec
 
 
 @pytest.mark.parametrize("name", ["job.yaml", "mpijob.yaml"])
 def test_the_command_starts_as_many_workers_as_there_are_places(name):
-    words = containers(name)[0]["args"]
-    launcher, training = words[: words.index("python")], words[words.index("hvdtrain") + 1 :]
-    assert words[words.index("python") :][:3] == ["python", "-m", "hvdtrain"]
-    options = cli.commands["train"].make_context("train", training, **cli.context_settings).params
-    assert options["resume"]
+    launcher, spec = started(name)
     places = 2
     if name == "mpijob.yaml":
-        spec = read(name)["spec"]
         places = spec["slotsPerWorker"] * spec["mpiReplicaSpecs"]["Worker"]["replicas"]
         assert launcher[0] == "head"
         assert launcher[-2:] == ["--hostfile", "/etc/mpi/hostfile"]  # where the operator writes it
@@ -120,14 +106,10 @@ def test_the_command_starts_as_many_workers_as_there_are_places(name):
 
 
 def test_the_elastic_job_starts_with_the_workers_that_the_operator_makes():
-    words = containers(ELASTIC)[0]["args"]
-    launcher, training = words[: words.index("python")], words[words.index("hvdtrain") + 1 :]
-    options = cli.commands["train"].make_context("train", training, **cli.context_settings).params
-    assert options["resume"]
+    launcher, spec = started(ELASTIC)
     given = dict(zip(launcher[2::2], launcher[3::2], strict=True))
     assert launcher[:2] == ["head", "horovodrun"]
     assert given["--host-discovery-script"] == "/etc/mpi/discover_hosts.sh"  # where the operator writes it
-    spec = read(ELASTIC)["spec"]
     assert given["--slots-per-host"] == str(spec["slotsPerWorker"])
     workers = spec["slotsPerWorker"] * spec["mpiReplicaSpecs"]["Worker"]["replicas"]
     assert int(given["--min-np"]) <= int(given["-np"]) == workers <= int(given["--max-np"])

@@ -1,4 +1,4 @@
-"""URLs of object stores: what is read and written there, in memory and in S3 with faults between."""
+"""URLs of object stores: what is read and written there, with faults between; and checkpoints of runs."""
 
 import os
 import time
@@ -7,19 +7,18 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 from support.object_store import client_environment, object_store
+from support.states import equal, make_state, saved
+from support.stored_runs import evaluation, make_run, window
 
 import hvdtrain
+from hvdtrain.checkpoints.remote import stored_checkpoints
 from hvdtrain.config import Config
-from hvdtrain.errors import UsageError
+from hvdtrain.errors import CheckpointError, UsageError
+from hvdtrain.jobs.serving.checkpoint import chosen_checkpoint
 from hvdtrain.storage import urls as object_urls
 from hvdtrain.storage.files import check_url, expand_path
-from hvdtrain.storage.urls import (
-    ChangedObjectError,
-    MissingObjectError,
-    StoreError,
-    download,
-    upload,
-)
+from hvdtrain.storage.text import printable
+from hvdtrain.storage.urls import ChangedObjectError, MissingObjectError, StoreError, download, upload
 
 fsspec = pytest.importorskip("fsspec")
 pytest.importorskip("s3fs")
@@ -166,3 +165,41 @@ def test_passwords_tokens_and_signatures_are_refused_and_not_shown():
     assert text == "GET https://host/x?X-Amz-Signature=***&part=1 failed"
     for fine in ("abfs://container@account/x", "sftp://me@host/x", "s3://bucket/a@b", "https://host?a@b"):
         assert check_url(fine) == object_urls.shown(fine) == fine
+
+
+@pytest.fixture
+def run_url(store, request, tmp_path, monkeypatch):
+    """Return the URL of a run with three checkpoints."""
+    monkeypatch.setenv("HVDTRAIN_CACHE", str(tmp_path / "cache"))
+    run = make_run(tmp_path / "made", window(1), evaluation(2))
+    for step in (1, 2, 3):
+        saved(run / "checkpoints", step, value=step, metrics={"loss": abs(step - 2) + 0.5})
+    store.put_folder(run, request.node.name)
+    return store.url(request.node.name)
+
+
+@pytest.mark.parametrize("named", ["", "/checkpoints/step-00000003"])
+def test_a_checkpoint_is_fetched_and_verified(run_url, named):
+    found = stored_checkpoints.locate(run_url + named)
+    assert found.manifest.step == 3
+    assert equal(found.read(), make_state(3))
+    assert printable(f"of {found.path}") == f"of {run_url}/checkpoints/step-00000003"
+
+
+def test_the_best_one_is_chosen(run_url):
+    assert chosen_checkpoint(run_url, "loss") == f"{run_url}/checkpoints/step-00000002"
+    assert chosen_checkpoint(run_url, False) == run_url
+    with pytest.raises(CheckpointError, match="nothing"):
+        chosen_checkpoint(run_url, "nothing")
+
+
+def test_one_without_a_manifest_does_not_exist_and_a_damaged_one_is_passed_over(store, run_url):
+    object_urls.remove(f"{run_url}/checkpoints/step-00000003/trainer.json")
+    store.put(f"{run_url.partition('://bucket/')[2]}/checkpoints/step-00000002/model.safetensors", b"damaged")
+    found = stored_checkpoints.locate(run_url)
+    assert found.manifest.step == 1
+    assert "step-00000002" in found.damaged[0]
+    assert len(found.damaged) == 1
+    for named in ("3", "2"):
+        with pytest.raises(CheckpointError, match=f"step-0000000{named}"):
+            stored_checkpoints.locate(f"{run_url}/checkpoints/step-0000000{named}")

@@ -10,8 +10,7 @@ import hvdtrain
 from hvdtrain.data.datasets import fetch
 from hvdtrain.data.feed import Reader, Shard
 from hvdtrain.data.fingerprint import first_difference, take_fingerprint
-from hvdtrain.data.order import BatchPlan, blocks_of, training_order
-from hvdtrain.data.parquet import ParquetFiles
+from hvdtrain.data.order import BatchPlan, ShuffledOrder, ordering_of
 from hvdtrain.errors import DataError
 from hvdtrain.jobs.opening.data_identity import JobData, is_changed
 
@@ -41,7 +40,7 @@ def test_rows_are_those_that_were_written(tmp_path):
     assert found["targets"].tolist() == [39, 0, 24, 25, 9, 10]
     assert found["inputs"][:, 1].tolist() == [39.5, 0.5, 24.5, 25.5, 9.5, 10.5]
     assert found["grid"][0].tolist() == [[39, 1], [2, 3]]
-    assert blocks_of(data).sizes == (10, 10, 5, 10, 5)
+    assert ordering_of(data).sizes == (10, 10, 5, 10, 5)
     assert data[7]["targets"] == 7
 
 
@@ -60,8 +59,13 @@ def test_what_cannot_be_used_is_refused(tmp_path, change, message):
         hvdtrain.open_parquet(tmp_path)
 
 
+def opened(folder):
+    """Return a data set that has decoded no row group yet."""
+    return hvdtrain.open_parquet(folder, targets="y", columns=["y"], decode=lambda row: row, shuffle_blocks=2)
+
+
 def test_threads_decode_different_row_groups_at_the_same_time_and_each_once(tmp_path, monkeypatch):
-    data = ParquetFiles([str(path) for path in sorted(write(tmp_path).iterdir())], ["y"], 2)
+    data = opened(write(tmp_path))
     decoded, both, decode = [], threading.Barrier(2), data._decoded
 
     def meet(number):
@@ -71,26 +75,26 @@ def test_threads_decode_different_row_groups_at_the_same_time_and_each_once(tmp_
 
     monkeypatch.setattr(data, "_decoded", meet)
     with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(lambda index: data.rows([index])[0]["y"], [0, 10, 1, 11]))
+        found = list(pool.map(lambda index: data[index]["targets"], [0, 10, 1, 11]))
     assert found == [0, 10, 1, 11]
     assert sorted(decoded) == [0, 1]
 
 
 def test_a_row_group_that_could_not_be_read_is_tried_again(tmp_path):
     paths = sorted(write(tmp_path).iterdir())
-    data = ParquetFiles([str(path) for path in paths], ["y"], 2)
+    data = opened(tmp_path)
     content = paths[0].read_bytes()
     paths[0].write_bytes(b"PAR1")
     with pytest.raises(DataError, match=r"row group 0 .* cannot be read"):
-        data.rows([0])
+        data[0]
     paths[0].write_bytes(content)
-    assert data.rows([3])[0]["y"] == 3
+    assert data[3]["targets"] == 3
 
 
 @pytest.mark.parametrize("workers", [1, 3])
 def test_workers_read_each_row_once_per_epoch_and_resume_anywhere(tmp_path, workers):
     data = hvdtrain.open_parquet(write(tmp_path), inputs="x", targets="y", shuffle_blocks=2)
-    order = training_order(data, len(data), 7)
+    order = ShuffledOrder(len(data), 7, ordering_of(data))
 
     def trained(first, last, size):
         shards = [Shard(BatchPlan(7, size), rank, 0, first, last) for rank in range(size)]

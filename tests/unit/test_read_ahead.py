@@ -12,12 +12,6 @@ def reading_threads() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name.startswith("hvdtrain-read-ahead")]
 
 
-def assert_threads_end() -> None:
-    for thread in reading_threads():
-        thread.join(timeout=60)
-    assert reading_threads() == []
-
-
 @pytest.mark.parametrize("threads", [1, 3])
 def test_no_more_is_read_than_two_reads_ahead_of_what_the_threads_do(threads):
     begun: list[int] = []
@@ -50,4 +44,6 @@ def test_a_read_that_hangs_does_not_block_closing():
     results.close()
     assert time.perf_counter() - begun_seconds < 30
     release.set()
-    assert_threads_end()
+    for thread in reading_threads():
+        thread.join(timeout=60)
+    assert reading_threads() == []

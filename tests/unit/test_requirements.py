@@ -11,8 +11,6 @@ from pathlib import Path
 
 from support.documents import ROOT
 
-sys.path.insert(0, str(ROOT / "scripts"))
-
 FOLDER = ROOT / "requirements"
 
 

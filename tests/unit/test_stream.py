@@ -13,7 +13,7 @@ from hvdtrain.data.augment import Augmented
 from hvdtrain.data.datasets import as_dataset, fetch, signature
 from hvdtrain.data.order import BatchPlan
 from hvdtrain.data.stream import UNKNOWN_LENGTH, shuffled, source_of
-from hvdtrain.data.stream_feed import StreamFeed, StreamPart
+from hvdtrain.data.stream_feed import StreamPart, feed_of
 from hvdtrain.errors import DataError
 
 # samples of the shards: uneven, and one is empty
@@ -33,21 +33,24 @@ def whole(size=SIZE, **options):
     return hvdtrain.stream(lambda: map(sample, range(size)), **options)
 
 
-def steps(make, workers, last=None, global_batch=12, accumulate=1, **options):
-    """Return what all workers trained on, by step: for each the targets by rank, and check them."""
-    plan = BatchPlan(global_batch, workers, accumulate)
+def batches_of(make, plan, **options):
+    """Return the batches of all workers by step."""
 
     def read(me):
-        part = StreamPart(make(), plan, me.rank, last_sample=last, **options)
-        with StreamFeed(part, me.allgather_object) as feed:
+        with feed_of(StreamPart(make(), plan, me.rank, **options), me.allgather_object) as feed:
             return list(feed)
 
-    found = on_every_rank(["here"] * workers, read)
+    found = on_every_rank(["here"] * plan.workers, read)
     for one in found:
         if isinstance(one, Exception):
             raise one
-    result = []
-    for batches in zip(*found, strict=True):
+    return list(zip(*found, strict=True))
+
+
+def steps(make, workers, last=None, global_batch=12, accumulate=1, **options):
+    """Return what all workers trained on, by step: for each the targets by rank, and check them."""
+    plan, result = BatchPlan(global_batch, workers, accumulate), []
+    for batches in batches_of(make, plan, last_sample=last, **options):
         assert len({batch.step for batch in batches}) == 1
         real = [batch.arrays["targets"][batch.weights > 0].tolist() for batch in batches]
         assert {batch.total_weight for batch in batches} == {float(sum(map(len, real)))}
@@ -202,14 +205,8 @@ def test_padding_is_the_last_samples_in_turn_also_after_a_resume():
 
 def rows(first_sample):
     """Return the batches of two workers, of which one has few samples, by step."""
-
-    def read(me):
-        source = from_shards([range(30), range(30, 34)])
-        part = StreamPart(source, BatchPlan(8, 2), me.rank, last_sample=34, first_sample=first_sample)
-        with StreamFeed(part, me.allgather_object) as feed:
-            return list(feed)
-
-    return list(zip(*on_every_rank(["here"] * 2, read), strict=True))
+    shards = [range(30), range(30, 34)]
+    return batches_of(lambda: from_shards(shards), BatchPlan(8, 2), last_sample=34, first_sample=first_sample)
 
 
 def test_a_stream_is_a_data_set_of_which_the_first_sample_is_read(monkeypatch):

@@ -15,11 +15,9 @@ import sys
 from pathlib import Path
 import numpy as np
 import hvdtrain
-from hvdtrain.data.order import training_order
-from hvdtrain.data.feed import Feed, Reader, Shard
-from hvdtrain.data.order import BatchPlan
-from hvdtrain.data.stream_feed import StreamFeed
-from hvdtrain.data.stream_feed import StreamPart
+from hvdtrain.data.feed import Feed, Reader, Shard, read_ahead
+from hvdtrain.data.order import BatchPlan, ShuffledOrder, ordering_of
+from hvdtrain.data.stream_feed import StreamPart, feed_of
 
 kind, path = sys.argv[1:]
 rows, width = {rows}, {width}
@@ -35,9 +33,10 @@ def feed():
     plan = BatchPlan(16, 1)
     if kind == "stream":
         data = hvdtrain.stream(lambda: map(sample, range(rows)), shuffle_buffer=32)
-        return StreamFeed(StreamPart(data, plan, 0, last_sample=rows), None)
+        return feed_of(StreamPart(data, plan, 0, last_sample=rows), None)
     data = hvdtrain.open_parquet(path, inputs="x", targets="y", shuffle_blocks=2)
-    return Feed(Reader(data, training_order(data, rows, 0), Shard(plan, 0, 0, 0, rows)), 2)
+    reader = Reader(data, ShuffledOrder(rows, 0, ordering_of(data)), Shard(plan, 0, 0, 0, rows))
+    return Feed(read_ahead(reader.__getitem__, len(reader), 2))
 
 seen = []
 with feed() as batches:

@@ -10,7 +10,7 @@ from support.stream_files import sample, write_samples
 import hvdtrain
 from hvdtrain.data.datasets import as_dataset, fetch
 from hvdtrain.data.order import BatchPlan
-from hvdtrain.data.stream_feed import StreamFeed, StreamPart
+from hvdtrain.data.stream_feed import StreamPart, feed_of
 from hvdtrain.errors import DataError
 from hvdtrain.storage import urls as object_urls
 
@@ -59,8 +59,8 @@ def test_parquet(url):
 
 def test_tars(url):
     data = hvdtrain.stream(f"{url}/part-*.tar", inputs="x.npy", targets="y.npy", length=SIZE)
-    assert data.shards == 3
-    with StreamFeed(StreamPart(data, BatchPlan(SIZE, 1), 0), None) as feed:
+    assert data.source.shards == 3
+    with feed_of(StreamPart(data, BatchPlan(SIZE, 1), 0), None) as feed:
         (batch,) = feed
     check({name: array[0] for name, array in batch.arrays.items()}, range(SIZE))
 

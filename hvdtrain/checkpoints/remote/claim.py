@@ -15,15 +15,7 @@ from typing import Any
 from uuid import uuid4
 
 from hvdtrain.errors import EnvironmentFault
-from hvdtrain.storage.urls import (
-    ChangedObjectError,
-    MissingObjectError,
-    StoreError,
-    join,
-    read,
-    shown,
-    write,
-)
+from hvdtrain.storage.urls import ChangedObjectError, MissingObjectError, StoreError, join, read, shown, write
 
 CLAIM_FILE = "hvdtrain.claim"
 FRESH_SECONDS = 60.0  # a job that gives no sign of life for so long is taken for dead

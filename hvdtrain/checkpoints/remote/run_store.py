@@ -77,21 +77,18 @@ class RunStore:
                 "Give --resume without a checkpoint, or another --run-dir.",
             )
         if is_stored and is_here and claim.writer not in claims:
-            self._move_aside()
+            aside = self.folder.with_name(f"{self.folder.name}-set-aside-{time.time_ns():x}")
+            aside.mkdir()
+            for path in [one for one in self.folder.iterdir() if one.name not in (stored.SCRATCH, LOCK_FILE)]:
+                path.rename(aside / path.name)
+            text = "the run was continued on another host since this host's copy of it, which is set aside as"
+            self._notes.append(f"{text} {aside}")
         write_json(self._claims, {"claims": [claim.writer, claim.id]})
         if is_stored:
             stored.fetch_logs(self.url, self.folder)
         if resumes:
             self._find_newest()
         return self.notes()
-
-    def _move_aside(self) -> None:
-        aside = self.folder.with_name(f"{self.folder.name}-set-aside-{time.time_ns():x}")
-        aside.mkdir()
-        for path in [path for path in self.folder.iterdir() if path.name not in (stored.SCRATCH, LOCK_FILE)]:
-            path.rename(aside / path.name)
-        text = "the run was continued on another host since this host's copy of it, which is set aside as"
-        self._notes.append(f"{text} {aside}")
 
     def _find_newest(self) -> None:
         """Find the newest good checkpoint, and bring it into the working copy."""
@@ -162,21 +159,17 @@ class RunStore:
             try:
                 self.round(is_last=wanted > self._done)
             except Exception as error:  # the thread must not end without a word
-                failures += 1
-                self._note_problem(error)
+                failures, reason = failures + 1, " ".join(shown(error).split())
+                if not self._problem and not self.lost:
+                    self._failing_since = time.monotonic()
+                    stays = f"what it writes stays in {self.folder} until the store has it"
+                    self._notes.append(f"{reason}; training continues, {stays}")
+                self._problem = reason
                 self._wake.wait(min(_LAST_WAIT if wanted else _LONGEST_WAIT, 2.0 ** min(failures, 5)))
                 continue
             if self._problem:
                 self._notes.append(f"{shown(self.url)} answers again, and has all that was written meanwhile")
             self._problem, self._failing_since, failures, self._done = "", math.inf, 0, wanted
-
-    def _note_problem(self, error: Exception) -> None:
-        reason = " ".join(shown(error).split())
-        if not self._problem and not self.lost:
-            self._failing_since = time.monotonic()
-            stays = f"what it writes stays in {self.folder} until the store has it"
-            self._notes.append(f"{reason}; training continues, {stays}")
-        self._problem = reason
 
     def round(self, *, is_last: bool = False) -> None:
         """Upload what there is to upload now; with ``is_last`` the logs, too."""

@@ -16,26 +16,9 @@ from hvdtrain.checkpoints.remote.claim import CLAIM_FILE
 from hvdtrain.checkpoints.storage import FOLDER, MANIFEST_FILE, MODEL_FILE, NAME, OPTIMIZER_FILE, Checkpoint
 from hvdtrain.errors import CheckpointError, EnvironmentFault
 from hvdtrain.reporting.lock_state import LOCK_FILE
+from hvdtrain.storage import urls
 from hvdtrain.storage.files import cache_folder
 from hvdtrain.storage.text import name_place
-from hvdtrain.storage.urls import (
-    ChangedObjectError,
-    MissingObjectError,
-    StoreError,
-    download,
-    entries,
-    file_system,
-    is_url,
-    join,
-    name,
-    objects_below,
-    read,
-    remove,
-    request,
-    shown,
-    upload,
-    write,
-)
 
 SCRATCH = ".store"  # in a working copy: the uploads' own
 _FILES = (MODEL_FILE, OPTIMIZER_FILE)
@@ -47,7 +30,7 @@ _OLD_SECONDS = 24 * 3600.0  # after which the copies of a process that was kille
 
 def names_in(folder: str) -> list[str]:
     """Return the names of the folders of checkpoints in a folder, whole or not, the newest last."""
-    found = [name(one.url) for one in entries(folder) if one.is_folder]
+    found = [urls.name(one.url) for one in urls.entries(folder) if one.is_folder]
     return sorted((one for one in found if NAME.fullmatch(one)), key=step_in)
 
 
@@ -59,31 +42,31 @@ def step_in(checkpoint: str) -> int:
 def manifest_of(url: str) -> Manifest | None:
     """Return the manifest of a checkpoint; None if it has none, and so does not exist."""
     content = _manifest_content(url)
-    return None if content is None else manifests.parse(content, MANIFEST_FILE, shown(url))
+    return None if content is None else manifests.parse(content, MANIFEST_FILE, urls.shown(url))
 
 
 def _manifest_content(url: str) -> bytes | None:
     try:
-        return read(join(url, MANIFEST_FILE), manifests.MAX_BYTES)[0]
-    except MissingObjectError:
+        return urls.read(urls.join(url, MANIFEST_FILE), manifests.MAX_BYTES)[0]
+    except urls.MissingObjectError:
         return None
-    except ChangedObjectError as error:
+    except urls.ChangedObjectError as error:
         raise CorruptCheckpoint(str(error)) from None
 
 
 def fetch(url: str, folder: Path) -> Path:
     """Download a checkpoint into a folder, where it replaces one of that name; return its directory."""
     folder.mkdir(parents=True, exist_ok=True)
-    partial = storage.unfinished(folder, name(url))
+    partial = storage.unfinished(folder, urls.name(url))
     partial.mkdir()
     try:
         for file in (MANIFEST_FILE, *_FILES):
             try:
-                download(join(url, file), partial / file)
-            except MissingObjectError:
+                urls.download(urls.join(url, file), partial / file)
+            except urls.MissingObjectError:
                 raise CorruptCheckpoint(f"{file} is missing") from None
         storage.verify(partial)
-        return storage.put_in_place(partial, folder / name(url))
+        return storage.put_in_place(partial, folder / urls.name(url))
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 
@@ -91,7 +74,7 @@ def fetch(url: str, folder: Path) -> Path:
 def put(source: Path, url: str, check: Callable[[], None]) -> Manifest:
     """Upload a checkpoint: its files, then its manifest, which is returned. Until then it does not exist."""
     manifest = storage.verify(source).manifest
-    content, place = (source / MANIFEST_FILE).read_bytes(), join(url, MANIFEST_FILE)
+    content, place = (source / MANIFEST_FILE).read_bytes(), urls.join(url, MANIFEST_FILE)
     try:
         old = _manifest_content(url)
     except CorruptCheckpoint:
@@ -100,43 +83,44 @@ def put(source: Path, url: str, check: Callable[[], None]) -> Manifest:
         return manifest
     if old is not None:
         check()
-        remove(place)
+        urls.remove(place)
     for file in _FILES:
         check()
-        upload(source / file, join(url, file))
+        urls.upload(source / file, urls.join(url, file))
     check()
-    write(place, content)
+    urls.write(place, content)
     return manifest
 
 
 def set_aside(url: str) -> str:
     """Rename a checkpoint so that nobody takes it for one; return its new name."""
     folder = url.rpartition("/")[0]
-    names = (f"set-aside-{name(url)}{f'-{number}' if number else ''}" for number in itertools.count())
-    new = next(one for one in names if not entries(join(folder, one)))
-    for one in entries(url):
-        request(one.url, "copied", "cp_file", file_system(join(folder, new, name(one.url)))[1])
+    names = (f"set-aside-{urls.name(url)}{f'-{number}' if number else ''}" for number in itertools.count())
+    new = next(one for one in names if not urls.entries(urls.join(folder, one)))
+    for one in urls.entries(url):
+        _, place = urls.file_system(urls.join(folder, new, urls.name(one.url)))
+        urls.request(one.url, "copied", "cp_file", place)
     delete(url)
     return new
 
 
 def delete(url: str) -> None:
     """Delete a checkpoint: its manifest first, so that one that is half deleted does not exist."""
-    remove(join(url, MANIFEST_FILE))
-    remove(url, is_folder=True)
+    urls.remove(urls.join(url, MANIFEST_FILE))
+    urls.remove(url, is_folder=True)
 
 
 def fetch_logs(url: str, folder: Path) -> None:
     """Download the files of a run that are no checkpoints and that are not in its working copy."""
-    for top in entries(url):
-        if name(top.url).startswith(".") or name(top.url) in _NOT_FETCHED:
+    for top in urls.entries(url):
+        if urls.name(top.url).startswith(".") or urls.name(top.url) in _NOT_FETCHED:
             continue
-        for one in objects_below(top.url) if top.is_folder else [top]:
+        for one in urls.objects_below(top.url) if top.is_folder else [top]:
             parts = one.url[len(url) :].strip("/").split("/")
             path = folder.joinpath(*parts)
             if {"", ".", ".."}.isdisjoint(parts) and not path.exists():
                 path.parent.mkdir(parents=True, exist_ok=True)
-                download(one.url, path)
+                urls.download(one.url, path)
 
 
 def files_in(folder: Path) -> Iterator[Path]:
@@ -159,7 +143,7 @@ def logs_in(folder: Path) -> Iterator[Path]:
 
 def locate(place: Path | str) -> Checkpoint:
     """Find the checkpoint that a user names by a path or a URL, verified; of a run its newest good one."""
-    if not is_url(place):
+    if not urls.is_url(place):
         return storage.locate(Path(place))
     return _newest(str(place), is_fetched=True)
 
@@ -184,10 +168,10 @@ def _newest(url: str, is_fetched: bool) -> Checkpoint:
                         return Checkpoint(path, manifest, tuple(problems))
                 except CorruptCheckpoint as corruption:
                     is_removed |= not _is_whole(one)
-                    problems.append(f"{name(one)}: {corruption}")
+                    problems.append(f"{urls.name(one)}: {corruption}")
             if not is_removed:
                 break
-    raise storage.none_in(shown(url), "URL", problems)
+    raise storage.none_in(urls.shown(url), "URL", problems)
 
 
 def manifests_in(url: str) -> dict[str, Manifest]:
@@ -202,16 +186,16 @@ def manifests_in(url: str) -> dict[str, Manifest]:
 
 def _candidates(url: str) -> list[str]:
     """Return the URL of the checkpoint that is named, or of those of a run, the newest first."""
-    if NAME.fullmatch(name(url)) or _is_whole(url):
+    if NAME.fullmatch(urls.name(url)) or _is_whole(url):
         return [url]
-    for folder in (join(url, FOLDER), url):
+    for folder in (urls.join(url, FOLDER), url):
         if names := names_in(folder):
-            return [join(folder, one) for one in reversed(names)]
+            return [urls.join(folder, one) for one in reversed(names)]
     return []
 
 
 def _is_whole(url: str) -> bool:
-    return any(name(one.url) == MANIFEST_FILE for one in entries(url))
+    return any(urls.name(one.url) == MANIFEST_FILE for one in urls.entries(url))
 
 
 def _place(url: str) -> Path:
@@ -224,8 +208,8 @@ def _place(url: str) -> Path:
                 shutil.rmtree(old, ignore_errors=True)
     folder = tempfile.TemporaryDirectory(dir=place, ignore_cleanup_errors=True)
     _folders.append(folder)
-    path = Path(folder.name) / (name(url).strip(".") or "run")
-    name_place(path, shown(url))
+    path = Path(folder.name) / (urls.name(url).strip(".") or "run")
+    name_place(path, urls.shown(url))
     return path
 
 
@@ -234,11 +218,11 @@ def reading(url: str) -> Iterator[None]:
     """Return a context in which what a store or this host's disk refuses is the environment's fault."""
     try:
         yield
-    except StoreError as error:
-        is_missing = isinstance(error, MissingObjectError)
+    except urls.StoreError as error:
+        is_missing = isinstance(error, urls.MissingObjectError)
         raise (CheckpointError if is_missing else EnvironmentFault)(error.problem, error.remedy) from None
     except OSError as error:
         raise EnvironmentFault(
-            f"{shown(url)} cannot be fetched into {cache_folder()}: {error.strerror or error}",
+            f"{urls.shown(url)} cannot be fetched into {cache_folder()}: {error.strerror or error}",
             "Free space there, or name another folder with HVDTRAIN_CACHE.",
         ) from None

@@ -8,6 +8,7 @@ import gzip
 import math
 import re
 import struct
+from collections import defaultdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -72,34 +73,31 @@ def idx_names_in(folder: Path) -> list[Path]:
 
 
 def find_idx(folder: Path) -> Found:
-    """Open the IDX files of a folder."""
-    train = _open_idx(folder, ("train",))
-    if train is None:
-        raise DataError(f"{folder} contains no training images: train-images-idx3-ubyte or the same with .gz")
-    return Found("IDX files", train, _open_idx(folder, ("t10k", "test")))
-
-
-def _open_idx(folder: Path, parts: tuple[str, ...]) -> ArraySource | None:
-    images, labels = (_the_one(folder, parts, what) for what in ("images", "labels"))
-    if images is None and labels is None:
-        return None
-    if images is None or labels is None:
-        missing = "labels" if labels is None else "images"
-        raise DataError(f"there is no file of {missing} next to {images or labels}")
-    return ArraySource(images, read_idx(images, (3, 4)), read_idx(labels, (1,)), str(labels))
-
-
-def _the_one(folder: Path, parts: tuple[str, ...], what: str) -> Path | None:
-    """Find a file; of a plain and a gzipped one of the same name the plain one."""
-    found = {}
+    """Open the IDX files of a folder; of a plain and a gzipped one of the same name the plain one."""
+    found: dict[tuple[bool, str], dict[str, Path]] = defaultdict(
+        dict
+    )  # by whether they train, and by content
     for path in reversed(idx_names_in(folder)):
-        match = _IDX_NAME.fullmatch(path.name)
-        if match and match[2] in parts and match[3] == what:
-            found[path.name.removesuffix(".gz")] = path
-    if len(found) > 1:
-        names = ", ".join(sorted(path.name for path in found.values()))
-        raise DataError(f"{folder} contains more than one file of {what}: {names}", "Keep only one of them.")
-    return next(iter(found.values()), None)
+        if match := _IDX_NAME.fullmatch(path.name):
+            found[match[2] == "train", match[3]][path.name.removesuffix(".gz")] = path
+    for (_, what), files in found.items():
+        if len(files) > 1:
+            names = ", ".join(sorted(path.name for path in files.values()))
+            raise DataError(
+                f"{folder} contains more than one file of {what}: {names}", "Keep only one of them."
+            )
+    sources: list[ArraySource] = []
+    for trains in (True, False):
+        images, labels = (next(iter(found[trains, what].values()), None) for what in ("images", "labels"))
+        if images and labels:
+            sources.append(ArraySource(images, read_idx(images, (3, 4)), read_idx(labels, (1,)), str(labels)))
+        elif images or labels:
+            missing = "labels" if images else "images"
+            raise DataError(f"there is no file of {missing} next to {images or labels}")
+        elif trains:
+            wanted = "train-images-idx3-ubyte or the same with .gz"
+            raise DataError(f"{folder} contains no training images: {wanted}")
+    return Found("IDX files", sources[0], sources[1] if len(sources) > 1 else None)
 
 
 def read_idx(path: Path, axes: tuple[int, ...]) -> NDArray[np.uint8]:
@@ -142,7 +140,15 @@ def find_npz(path: Path) -> Found:
 
 
 def _read_pair(path: Path, archive: Any, names: tuple[str, str]) -> ArraySource:
-    images, labels = (_read_array(path, archive, name) for name in names)
+    arrays: list[NDArray[Any]] = []
+    for name in names:
+        try:
+            arrays.append(np.asarray(archive[name]))
+        # for damaged headers numpy raises many types of exceptions, those of Python's parser among them
+        except Exception as error:
+            message = str(error).partition("\n")[0][:200] or type(error).__name__
+            raise DataError(f"{path}, {name}: cannot be read as an array: {message}") from None
+    images, labels = arrays
     if images.dtype != np.uint8:
         raise DataError(
             f"{path}, {names[0]}: images must be uint8 (0 to 255), found {images.dtype}",
@@ -152,12 +158,3 @@ def _read_pair(path: Path, archive: Any, names: tuple[str, str]) -> ArraySource:
         raise DataError(f"{path}, {names[1]}: labels must be whole numbers, found {labels.dtype}")
     labels = labels[:, 0] if labels.ndim == 2 and labels.shape[1] == 1 else labels
     return ArraySource(path / names[0], images, labels, f"{path}, {names[1]}")
-
-
-def _read_array(path: Path, archive: Any, name: str) -> NDArray[Any]:
-    try:
-        return np.asarray(archive[name])
-    # for damaged headers numpy raises many types of exceptions, those of Python's parser among them
-    except Exception as error:
-        message = str(error).partition("\n")[0][:200] or type(error).__name__
-        raise DataError(f"{path}, {name}: cannot be read as an array: {message}") from None

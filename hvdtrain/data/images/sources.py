@@ -11,15 +11,7 @@ from zipfile import BadZipFile
 import numpy as np
 from numpy.typing import NDArray
 
-from hvdtrain.data.augment import (
-    Box,
-    Keys,
-    RandomResizedCrop,
-    Size,
-    Transform,
-    apply,
-    transform_keys,
-)
+from hvdtrain.data.augment import Box, Keys, RandomResizedCrop, Size, Transform, apply, transform_keys
 from hvdtrain.errors import BadSampleError, DataError
 from hvdtrain.task import Arrays
 
@@ -92,22 +84,15 @@ class Normalisation:
         return result
 
 
+@dataclass(eq=False)
 class ImageData:
     """Images with their labels, a Dataset."""
 
-    def __init__(
-        self,
-        source: ImageSource,
-        chosen: NDArray[np.int64] | None,
-        size: Size,
-        normalisation: Normalisation,
-        transforms: tuple[Transform, ...] = (),
-    ) -> None:
-        self._source = source
-        self._chosen = chosen
-        self._size = size
-        self._normalisation = normalisation
-        self._transforms = transforms
+    _source: ImageSource
+    _chosen: NDArray[np.int64] | None  # indices in the source; None for all
+    _size: Size
+    _normalisation: Normalisation
+    _transforms: tuple[Transform, ...] = ()
 
     def __len__(self) -> int:
         return len(self._source.labels if self._chosen is None else self._chosen)

@@ -85,23 +85,14 @@ class MappedFiles:
     def __len__(self) -> int:
         return int(self.ends[-1])
 
-    def _piece(self, start: int, stop: int) -> NDArray[np.uint8]:
-        """Return the bytes from ``start`` to before ``stop``, copied only if they are in several files."""
-        parts = []
-        number = int(np.searchsorted(self.ends, start, side="right"))
-        while start < stop:
-            first = int(self.ends[number - 1]) if number else 0
-            end = min(stop, int(self.ends[number]))
-            parts.append(self._files[number][start - first : end - first])
-            start, number = end, number + 1
-        return parts[0] if len(parts) == 1 else np.concatenate(parts)
-
     def read(self, starts: NDArray[np.int64], length: int) -> NDArray[np.uint8]:
         """Return the bytes of windows, (windows, length)."""
-        if len(self._files) == 1:
-            windows: NDArray[np.uint8] = self._files[0][starts[:, None] + np.arange(length)]
-            return windows
-        return np.stack([self._piece(start, start + length) for start in starts.tolist()])
+        places = starts[:, None] + np.arange(length)
+        numbers, found = np.searchsorted(self.ends, places, side="right"), np.empty(places.shape, np.uint8)
+        for number in np.unique(numbers):
+            inside = numbers == number
+            found[inside] = self._files[number][places[inside] - (self.ends[number - 1] if number else 0)]
+        return found
 
 
 class Windows:

@@ -5,7 +5,6 @@ import json
 import re
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -116,17 +115,14 @@ def rows_of(path: Path, columns: tuple[str, str]) -> Iterator[tuple[str, str, st
         yield place, text, str(label).strip()
 
 
-@dataclass(frozen=True)
-class Labels:
-    """The labels of all texts."""
+def read_tables(
+    paths: Sequence[Path], columns: tuple[str, str], encoder: "Encoder"
+) -> tuple[list[str], NDArray[np.int64], list[int]]:
+    """Read tables row by row, and add their texts to the encoder; return what their labels are.
 
-    names: list[str]
-    numbers: NDArray[np.int64]
-    sizes: list[int]  # texts of each table
-
-
-def read_tables(paths: Sequence[Path], columns: tuple[str, str], encoder: "Encoder") -> Labels:
-    """Read tables row by row, and add their texts to the encoder. The classes are those of the first."""
+    These are the names of the classes, which are those of the first table, the class of each text, and the
+    number of texts of each table.
+    """
     found: dict[str, int] = {}
     numbers = array("i")
     sizes: list[int] = []
@@ -153,7 +149,7 @@ def read_tables(paths: Sequence[Path], columns: tuple[str, str], encoder: "Encod
     names = in_order(found)
     place_of = {name: place for place, name in enumerate(names)}
     table_of_places = np.asarray([place_of[name] for name in found])
-    return Labels(names, table_of_places[np.asarray(numbers)], sizes)
+    return names, table_of_places[np.asarray(numbers)], sizes
 
 
 def in_order(names: Iterable[str]) -> list[str]:

@@ -14,11 +14,10 @@ from hvdtrain.checkpoints.manifest import Manifest
 from hvdtrain.config import Config
 from hvdtrain.config.field_names import TASK_ADVICE, advice_for
 from hvdtrain.data.datasets import ArrayDataset, as_dataset, fetch, signature
-from hvdtrain.data.drawn import unordered
 from hvdtrain.data.eval_sets import by_words, fetch_with_name, name_the_set
 from hvdtrain.data.fingerprint import columns_of
 from hvdtrain.data.numeric import all_bits, merged_by_cast
-from hvdtrain.data.order import order_identity
+from hvdtrain.data.order import order_identity, unordered
 from hvdtrain.data.readers import Fetch, LocalFetch
 from hvdtrain.data.stream import Stream
 from hvdtrain.errors import DataError, TaskError
@@ -54,7 +53,7 @@ def promises(session: Session, before: Manifest | None) -> str:
                 "some never"
             )
     if stream.is_dealt(workers):
-        shards = counted(stream.shards, "shard")
+        shards = counted(stream.source.shards, "shard")
         parts.append(f"{shards} are distributed to {workers} workers; the curve depends on their number")
     elif workers > 1:
         parts.append("every worker reads all of it, and keeps its part of each step")

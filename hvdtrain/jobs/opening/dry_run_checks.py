@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 from hvdtrain.backends.objective.losses import IGNORE_INDEX
 from hvdtrain.backends.records import DryRun
 from hvdtrain.data.datasets import ArrayDataset, ItemDataset
-from hvdtrain.data.drawn import unordered
 from hvdtrain.data.feed import HostBatch
 from hvdtrain.data.naming import HuggingFaceDataset
 from hvdtrain.data.numeric import SEPARATOR, TARGETS, describe_not_finite, distance, leaves_of
+from hvdtrain.data.order import unordered
 from hvdtrain.errors import DataError, HvdtrainError, NonFiniteLossError, TaskError
 from hvdtrain.workers.user_errors import where_raised
 

@@ -12,11 +12,11 @@ from hvdtrain.backends.records import ModelInfo
 from hvdtrain.callbacks import RunContext, find_callbacks
 from hvdtrain.config import Config
 from hvdtrain.data.augment import Mixed
-from hvdtrain.data.drawn import Ordered, draws_of, lengths_of
 from hvdtrain.data.eval_sets import EvalSets, by_words, check_not_bare_sets, first_set, set_words, sets_of
 from hvdtrain.data.feed import HostBatch
 from hvdtrain.data.fingerprint import columns_of
 from hvdtrain.data.numeric import set_float_bits
+from hvdtrain.data.order import Ordered, draws_of, lengths_of
 from hvdtrain.data.training_data import TrainingData
 from hvdtrain.errors import DataError
 from hvdtrain.horovod_build.installed import installed_build
@@ -72,12 +72,12 @@ def open_task_data(job: JobSpec) -> TaskData:
             f"train_data() of task {job.config.task} gave None",
             "Return the training data from it, such as a pair of arrays: return inputs, targets.",
         )
-    for order_method, ordering_of in (("sample_probabilities", draws_of), ("sample_lengths", lengths_of)):
+    for order_method, read in (("sample_probabilities", draws_of), ("sample_lengths", lengths_of)):
         if hasattr(task, order_method):
             with task_errors(f"{order_method}() of task {job.config.task} failed"):
                 given = getattr(task, order_method)()
-            train_data = Ordered(train_data, ordering_of(train_data, given))
-            train_values[order_method] = train_data.order_identity
+            train_data = Ordered(train_data, read(train_data, given))
+            train_values[order_method] = train_data.ordering.identity
     data = by_words(train_data, eval_data)
     notes = data_sets.notes_on_members(task)
     notes += [f"{words}: {note}" for words, one in data.items() for note in getattr(one, "notes", ())]

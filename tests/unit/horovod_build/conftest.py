@@ -12,7 +12,7 @@ import pytest
 
 from hvdtrain.errors import HorovodBuildError
 from hvdtrain.horovod_build import plan, toolchain
-from hvdtrain.horovod_build.cache import BuildCache, default_cache_folder, fetch_source, unpack
+from hvdtrain.horovod_build.cache import BuildCache, fetch_source, unpack
 from hvdtrain.horovod_build.installed import InstalledFramework
 from hvdtrain.horovod_build.patching import apply_patches, horovod_patches
 
@@ -33,7 +33,7 @@ OURS = {
 def pristine(tmp_path_factory) -> Path:
     """Horovod's source as it was published, from the cache of builds or the package index."""
     try:
-        archive = fetch_source(BuildCache(default_cache_folder()))
+        archive = fetch_source(BuildCache())
     except HorovodBuildError as error:
         pytest.skip(f"Horovod's source is neither in the cache nor to be had: {error}")
     return unpack(archive, tmp_path_factory.mktemp("pristine"))
@@ -189,8 +189,9 @@ def no_programs(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def cache(tmp_path):
-    return BuildCache(tmp_path / "cache")
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("HVDTRAIN_CACHE", str(tmp_path))
+    return BuildCache()
 
 
 @pytest.fixture

@@ -14,13 +14,7 @@ import pytest
 
 from hvdtrain.errors import HorovodBuildError
 from hvdtrain.horovod_build import building, patching
-from hvdtrain.horovod_build.patching import (
-    apply_patches,
-    horovod_patches,
-    parse_patch,
-    patches_digest,
-    split_lines,
-)
+from hvdtrain.horovod_build.patching import apply_patches, horovod_patches, parse_patch, patches_digest
 
 REPOSITORY = Path(__file__).parents[3]
 PATCHES = horovod_patches()
@@ -38,7 +32,7 @@ def test_every_patch_applies_to_horovods_source(tree):
     for patch in PATCHES:
         apply_patches(tree, [patch])
         for diff in patch.files:
-            lines = split_lines((tree / diff.file).read_bytes().decode())
+            lines = patching.split_lines((tree / diff.file).read_bytes().decode())
             shift = 0
             for hunk in diff.hunks:
                 first = hunk.start - 1 + shift
@@ -51,7 +45,7 @@ def test_every_patch_applies_to_horovods_source(tree):
 def test_a_source_that_differs_stops_the_build_and_stays_as_it_is(tree, patch, diff):
     number, file, hunk = PATCHES.index(patch), diff.file, diff.hunks[-1]
     apply_patches(tree, PATCHES[:number])
-    lines = split_lines((tree / file).read_bytes().decode())
+    lines = patching.split_lines((tree / file).read_bytes().decode())
     lines[hunk.start - 1] = "something else\n"
     (tree / file).write_text("".join(lines))
     before = contents(tree)

@@ -1,4 +1,4 @@
-"""What a run directory at a URL holds at any moment while a working copy is uploaded to it."""
+"""What a run directory at a URL holds at any moment: while it is uploaded to, kept small, and resumed."""
 
 import json
 import random
@@ -11,9 +11,11 @@ from support.store_jobs import Job, stored, verified
 
 from hvdtrain.checkpoints import storage
 from hvdtrain.checkpoints.remote.run_store import RunStore
-from hvdtrain.checkpoints.remote.stored_checkpoints import fetch
+from hvdtrain.checkpoints.remote.stored_checkpoints import fetch, names_in
 from hvdtrain.checkpoints.saver import BackgroundSaver
-from hvdtrain.errors import ConfigError
+from hvdtrain.checkpoints.storage import name_of
+from hvdtrain.early_stopping import MetricGoal
+from hvdtrain.errors import CheckpointError, ConfigError
 from hvdtrain.jobs.run_directory.folder import end_uploads, published
 from hvdtrain.storage.urls import StoreError
 
@@ -59,7 +61,7 @@ def test_fifty_cuts_leave_no_checkpoint_that_is_wrong_and_lose_none(store, tmp_p
         storage.retain(folder, set(storage.checkpoints_in(folder)[-2:]))
     job.end()
     assert stored(store) == [49, 50]
-    path = job.folder / "checkpoints" / storage.name_of(50)
+    path = job.folder / "checkpoints" / name_of(50)
     assert contents(fetched(store, path, tmp_path / "last")) == contents(path)
 
 
@@ -164,3 +166,154 @@ def test_a_step_that_is_saved_again_is_uploaded_again(store, tmp_path):
     assert job.uploader.unfinished() == [path.name]
     job.round()
     assert contents(fetched(store, path, tmp_path / "fetched")) == contents(path)
+
+
+def test_retention_deletes_checkpoints_alone(store, tmp_path):
+    other = Job(store, tmp_path / "other")
+    other.save(5)
+    other.end()
+    store.put("checkpoints/step-00000003/model.safetensors", b"of an upload that was cut")
+    store.put("checkpoints/notes.txt", b"mine")
+    store.put("notes.txt", b"mine")
+    job = Job(store, tmp_path / "copy", True, start=5, keep_last=1)
+    for step in (6, 7, 8):
+        job.save(step)
+        job.round()
+        storage.retain(job.folder / "checkpoints", {job.folder / "checkpoints" / name_of(step)})
+    job.round()
+    job.end()
+    assert stored(store) == [8]
+    assert store.objects()["checkpoints/notes.txt"] == store.objects()["notes.txt"] == b"mine"
+    assert not any("step-00000003" in name for name in store.objects())
+
+
+def test_the_best_checkpoint_stays_also_if_another_host_resumes(store, tmp_path):
+    goal = MetricGoal("loss", highest=False)
+    job = Job(store, tmp_path / "copy", keep_last=1, goal=goal)
+    for step, loss in ((1, 3.0), (2, 1.0), (3, 2.0)):
+        job.save(step, metrics={"loss": loss})
+        job.round()
+    job.end()
+    job = Job(store, tmp_path / "elsewhere", True, start=3, keep_last=1, goal=goal)
+    assert job.uploader.values("loss") == {
+        name_of(1): 3.0,
+        name_of(2): 1.0,
+        name_of(3): 2.0,
+    }
+    job.save(4, metrics={"loss": 2.5})
+    storage.retain(job.folder / "checkpoints", {job.folder / "checkpoints" / name_of(4)})
+    job.end()
+    assert stored(store) == [2, 4]
+
+
+def test_nothing_is_deleted_before_what_is_kept_is_whole(store, tmp_path):
+    job = Job(store, tmp_path / "copy", keep_last=1)
+    job.save(1)
+    job.round()
+    job.save(2)
+    storage.retain(job.folder / "checkpoints", {job.folder / "checkpoints" / name_of(2)})
+    store.fail(lambda method, path: method == "put_file" and "step-00000002/optimizer" in path)
+    with pytest.raises(StoreError, match="the store is down"):
+        job.round()
+    assert stored(store) == [1]
+    store.heal()
+    job.round()
+    assert stored(store) == [2]
+
+
+def test_where_deleting_is_refused_uploads_continue(store, tmp_path):
+    job = Job(store, tmp_path / "copy", keep_last=1)
+    store.fail(lambda method, path: method == "rm_file", PermissionError("Access Denied"))
+    for step in (1, 2, 3):
+        job.save(step)
+        storage.retain(job.folder / "checkpoints", {job.folder / "checkpoints" / name_of(step)})
+        job.round()
+    assert stored(store) == [1, 2, 3]
+    assert len([note for note in job.notes if "older checkpoints stay" in note]) == 1
+
+
+def test_the_store_does_not_fill_up_while_uploads_lag_behind(store, tmp_path):
+    job = Job(store, tmp_path / "copy", keep_last=1)
+    steps = iter(range(2, 12))
+
+    def save_meanwhile(method, path):
+        if path.endswith("trainer.json") and method == "pipe_file" and (step := next(steps, None)):
+            job.save(step)
+            folder = job.folder / "checkpoints"
+            storage.retain(folder, {folder / name_of(step)})
+        most.append(len([name for name in store.objects() if name.endswith("trainer.json")]))
+        return False
+
+    most: list[int] = []
+    job.save(1)
+    store.fail(save_meanwhile)
+    job.round()
+    store.heal()
+    assert stored(store) == [11]
+    assert max(most) <= 2
+
+
+def test_a_copy_of_a_run_that_another_host_continued_is_set_aside(store, tmp_path):
+    job = Job(store, tmp_path / "copy")
+    job.save(1)
+    job.round()
+    job.save(2, value=2.0)  # which is not uploaded
+    job.killed()
+    other = Job(store, tmp_path / "elsewhere", True, start=1)
+    other.save(3, value=3.0)
+    other.end()
+    again = Job(store, tmp_path / "copy", True, start=3)
+    assert again.uploader.newest == name_of(3)
+    assert "is set aside as" in again.notes[0]
+    (kept,) = tmp_path.glob(f"copy-set-aside-*/checkpoints/{name_of(2)}")
+    assert kept.is_dir()
+    assert [path.name for path in storage.checkpoints_in(again.folder / "checkpoints")] == [name_of(3)]
+
+
+@pytest.mark.parametrize("file", ["optimizer.safetensors", "trainer.json"])
+@pytest.mark.parametrize("damage", ["changed", "shorter", "missing"])
+def test_a_damaged_checkpoint_is_passed_over_until_the_run_goes_on(store, tmp_path, file, damage):
+    job = Job(store, tmp_path / "copy")
+    job.save(1)
+    job.save(2)
+    job.end()
+    place = f"checkpoints/step-00000002/{file}"
+    content = store.objects()[place]
+    if damage == "missing":
+        store.remove(place)
+    else:
+        store.put(place, content[:-1] + (b"" if damage == "shorter" else b"\x00"))
+    other = Job(store, tmp_path / "elsewhere", True, start=None)
+    assert other.uploader.newest == name_of(1)
+    exists = (damage, file) != ("missing", "trainer.json")  # without a manifest it does not
+    assert any("step-00000002 is damaged" in note for note in other.notes) is exists
+    assert name_of(2) in names_in(f"{store.url}/checkpoints")
+    other.uploader.start(1)
+    other.round()
+    assert ("set aside as set-aside-step-00000002" in " ".join(other.notes)) is exists
+    assert stored(store) == [1]
+
+
+def test_a_run_of_which_no_checkpoint_verifies_does_not_begin_anew(store, tmp_path):
+    job = Job(store, tmp_path / "copy")
+    job.save(1)
+    job.save(2)
+    job.end()
+    before = {name: data for name, data in store.objects().items() if "checkpoints" in name}
+    store.fail(lambda method, path: method == "info" and "model" in path, FileNotFoundError("a bad gateway"))
+    with pytest.raises(CheckpointError, match=r"step-00000002 is damaged.*step-00000001 is damaged"):
+        Job(store, tmp_path / "elsewhere", True)
+    store.heal()
+    assert {name: data for name, data in store.objects().items() if "checkpoints" in name} == before
+    assert Job(store, tmp_path / "third", True, start=None).uploader.newest == name_of(2)
+
+
+def test_a_copy_that_is_in_no_store_refuses_a_new_run(store, tmp_path):
+    job = Job(store, tmp_path / "copy")
+    job.save(1)
+    job.killed()
+    for name in list(store.objects()):
+        store.remove(name)
+    with pytest.raises(ConfigError, match="has a run on this host alone"):
+        Job(store, tmp_path / "copy")
+    assert Job(store, tmp_path / "copy", True).uploader.newest == name_of(1)
