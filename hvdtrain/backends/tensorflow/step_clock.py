@@ -95,24 +95,17 @@ _MOST_BYTES = 64 << 20  # of a million operations
 class ProfilerRecorder(StepRecorder):
     """Records a worker's steps."""
 
-    def __init__(self, clock: StepClock) -> None:
-        super().__init__(hvd, clock)
-        self._folder: tempfile.TemporaryDirectory[str] | None = None
+    hvd = hvd
 
-    def start(self) -> None:
-        """Start the framework's profiler."""
+    def _start(self) -> Any:
         profiler = tf.profiler.experimental
         folder = tempfile.TemporaryDirectory(prefix="hvdtrain-profile-", ignore_cleanup_errors=True)
         options = profiler.ProfilerOptions(host_tracer_level=2, python_tracer_level=0, device_tracer_level=1)
         profiler.start(folder.name, options)
-        self._folder = folder
+        return folder
 
-    def stop(self) -> Operations:
-        """Stop the framework's profiler and return what it recorded."""
-        folder, self._folder = self._folder, None
-        if folder is None:
-            return Operations()
-        with folder as name:
+    def _stop(self, started: Any) -> Operations:
+        with started as name:
             tf.profiler.experimental.stop()
             files = sorted(Path(name).rglob("*.xplane.pb"))
             check_size(sum(file.stat().st_size for file in files), _MOST_BYTES, "bytes")
@@ -126,22 +119,21 @@ def operations_in(files: list[bytes]) -> Operations:
     found = Operations()
     for content in files:
         planes = xplane_pb2.XSpace.FromString(content).planes
-        start_ns = _start_ns(planes)
+        start_ns = next(
+            (
+                int(stat.uint64_value or stat.int64_value)
+                for plane in planes
+                for stat in plane.stats
+                if plane.stat_metadata[stat.metadata_id].name == _START
+            ),
+            0,
+        )
         for plane in planes:
             for line in plane.lines:
                 # times are relative to the profiler's start, or by the epoch if it is not there
                 _add(found, plane, line, start_ns if line.timestamp_ns < start_ns else 0)
     found.spans.sort(key=lambda span: span.begin_ns)
     return found
-
-
-def _start_ns(planes: Any) -> int:
-    """Return when the profiler was started, since the epoch; 0 if it is not there."""
-    for plane in planes:
-        for stat in plane.stats:
-            if plane.stat_metadata[stat.metadata_id].name == _START:
-                return int(stat.uint64_value or stat.int64_value)
-    return 0
 
 
 def _add(found: Operations, plane: Any, line: Any, start_ns: int) -> None:

@@ -76,25 +76,18 @@ _MOST = 1_000_000  # operations
 class ProfilerRecorder(StepRecorder):
     """Records a worker's steps."""
 
-    def __init__(self, clock: StepClock) -> None:
-        super().__init__(hvd, clock)
-        self._profiler: Any = None
+    hvd = hvd
 
-    def start(self) -> None:
-        """Start the framework's profiler."""
+    def _start(self) -> Any:
         # below it, the profiler's library writes a line to standard error when it starts and when it stops
         os.environ.setdefault("KINETO_LOG_LEVEL", "99")
         profiler = torch.profiler.profile()
         profiler.start()
-        self._profiler = profiler
+        return profiler
 
-    def stop(self) -> Operations:
-        """Stop the framework's profiler and return what it recorded."""
-        profiler, self._profiler = self._profiler, None
-        if profiler is None:
-            return Operations()
-        profiler.stop()
-        return operations_in(profiler.profiler.kineto_results.events())
+    def _stop(self, started: Any) -> Operations:
+        started.stop()
+        return operations_in(started.profiler.kineto_results.events())
 
 
 def operations_in(events: Sequence[Any]) -> Operations:

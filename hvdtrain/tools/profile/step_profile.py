@@ -113,7 +113,9 @@ class StepProfile(LoopHook):
             self._stop(recording)
             recording.clock = recording.clock.joined(measure_offset(workers, clock_id()))
             found = [recording]
-            for content in workers.allgather_object(b"" if workers.rank == 0 else _packed(recording))[1:]:
+            # an error of one worker must not leave it: the others wait for this one in a collective
+            sent = self._try("it cannot be sent", recording.to_bytes) if workers.rank else b""
+            for content in workers.allgather_object(sent or b"")[1:]:
                 with suppress(ValueError):  # it is missing
                     found += [Recording.from_bytes(content)] if workers.rank == 0 else []
             with waiting_for_rank_zero(workers, "writing the profile"):
@@ -191,14 +193,3 @@ class StepProfile(LoopHook):
             why = text[0] if text else type(error).__name__
             self._recording.problems.append(f"rank {self._workers.rank}: {problem}: {why}")
             return None
-
-
-def _packed(recording: Recording) -> bytes:
-    """Return a recording as it is sent; nothing if it cannot be, as where memory is short.
-
-    An error of one worker must not leave it: the others wait for this one in a collective.
-    """
-    try:
-        return recording.to_bytes()
-    except Exception:
-        return b""
