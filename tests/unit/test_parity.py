@@ -52,7 +52,7 @@ NAMES = ("model/a/kernel", "model/b/c/kernel", "model/e/kernel")
 
 
 def call(path, inputs, outputs, **settings):
-    return LayerCall(path, "Layer", settings, inputs, outputs)
+    return LayerCall(path, "Layer", inputs, outputs, settings)
 
 
 def test_the_first_layer_that_differs_is_named_and_whether_it_is_its_input():

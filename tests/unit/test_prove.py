@@ -5,7 +5,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hvdtrain.tools.parity.plain import mean_of
 from hvdtrain.tools.parity.proof import (
     Comparison,
     Rounding,
@@ -66,15 +65,15 @@ def test_the_cause_follows_from_what_the_task_does(traits, is_plain, text):
 def test_losses_of_halves_show_what_depends_on_the_batch():
     whole = np.arange(4.0)
     halves = [(whole[:2], None), (whole[2:], None)]
-    assert splits((whole, None), halves, mean_of) == ""
-    assert "depends on others" in splits((whole + 1, None), halves, mean_of)
+    assert splits((whole, None), *halves) == ""
+    assert "depends on others" in splits((whole + 1, None), *halves)
     means = [(np.asarray(0.5), None), (np.asarray(2.5), None)]
-    assert splits((np.asarray(1.5), None), means, mean_of) == ""
-    assert "is a sum" in splits((np.asarray(3.0), None), means, mean_of)
-    assert "no mean of" in splits((np.asarray(9.0), None), means, mean_of)
+    assert splits((np.asarray(1.5), None), *means) == ""
+    assert "is a sum" in splits((np.asarray(3.0), None), *means)
+    assert "no mean of" in splits((np.asarray(9.0), None), *means)
     weighted = [(np.asarray(1.0), np.asarray(3)), (np.asarray(5.0), np.asarray(1))]
-    assert splits((np.asarray(2.0), np.asarray(4)), weighted, mean_of) == ""
-    assert splits((np.asarray(3.0), np.asarray(4)), weighted, mean_of)
+    assert splits((np.asarray(2.0), np.asarray(4)), *weighted) == ""
+    assert splits((np.asarray(3.0), np.asarray(4)), *weighted)
 
 
 def test_evaluations_are_compared_by_metric():

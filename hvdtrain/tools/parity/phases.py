@@ -28,7 +28,7 @@ from hvdtrain.jobs.resume import ResumePoint, restore
 from hvdtrain.jobs.train import run_job
 from hvdtrain.session import Session
 from hvdtrain.tools.launch import layers_from_json, run_worker
-from hvdtrain.tools.parity.plain import PlainLoop, halves_of, mean_of, of_framework, rows_of, steps_of
+from hvdtrain.tools.parity.plain import PlainLoop, mean_of, of_framework, rows_of, steps_of
 from hvdtrain.tools.parity.proof import (
     Comparison,
     Rounding,
@@ -247,12 +247,11 @@ class _Proof:
             is_hidden=hidden,
             has_callbacks=hasattr(loop.task, "callbacks"),
         )
+        middle = len(next(iter(samples.values()))) // 2
+        parts = slice(None, middle), slice(middle, None)
+        halves = [{name: array[part] for name, array in samples.items()} for part in parts]
         for training in [one for one in (False, True) if not found[one]]:  # else halves draw others
-            depends = splits(
-                self._losses(loop, samples, training),
-                [self._losses(loop, part, training) for part in halves_of(samples)],
-                mean_of,
-            )
+            depends = splits(*(self._losses(loop, part, training) for part in (samples, *halves)))
             is_of_norm = training and any(name.endswith("/moving_mean") for name in loop.start)
             if depends and not (is_of_norm or self.traits.depends or hidden):
                 self.traits = replace(self.traits, depends=depends, in_training=training)
@@ -288,14 +287,12 @@ class _Proof:
         numbers = asdict(found) if found else {}
         self.rows.append({**numbers, "what": what, "ok": ok, "text": text, "cause": cause})
 
-    def _cause(self, found: Comparison, is_plain: bool = False) -> str:
-        return cause_of(found, self.traits, is_plain=is_plain, framework=self.framework)
-
     def _add(self, what: str, ref: Run, other: Run, is_plain: bool = False, **how: Any) -> None:
         found = compare(ref, other, self.rounding, **how)
         text = f"step {found.step}, {found.name.removeprefix('model/') or 'the loss'}: {found.text}"
         if found.step:
-            self._row(what, False, text, self._cause(found, is_plain), found)
+            cause = cause_of(found, self.traits, is_plain=is_plain, framework=self.framework)
+            self._row(what, False, text, cause, found)
             self.has_differed |= not is_plain
         else:
             self._row(what, True, "", found=found)
@@ -319,7 +316,8 @@ class _Proof:
         elif self.per_worker_loss and self.traits.depends:
             self._row(what, None, f"not compared: the task has per_worker_loss ({text})")
         elif "loss" in differ:
-            self._row(what, False, text, self._cause(Comparison()) or otherwise)
+            cause = cause_of(Comparison(), self.traits, is_plain=False, framework=self.framework)
+            self._row(what, False, text, cause or otherwise)
         else:
             self._row(what, False, text, (
                 f"{', '.join(differ)}: averaged over batches, or of other samples of a batch: give a value "
