@@ -57,7 +57,15 @@ def named_loss(loss: Any, framework: str, field: str = "loss") -> tuple[Any, dic
                 f"Use a name that both have ({known}), or choose it in the task by framework.",
             )
     if not modules[0].startswith(_PACKAGES[framework]):
-        return (_per_sample(loss) if field == "loss" and has_class(loss, "keras.Loss") else loss), {}
+        if field != "loss" or not has_class(loss, "keras.Loss"):
+            return loss, {}
+        remedy = "Leave reduction out; the loss of a step is the mean over the samples."
+        _check_plain(
+            f"the task's loss is {type(loss).__name__}", {"reduction": loss.reduction}, _PLAIN, remedy
+        )
+        each = object.__new__(type(loss))  # a copy with the same variables
+        vars(each).update(vars(loss), reduction=None)
+        return lambda outputs, batch: each(batch["targets"], outputs), {}
     name = names.get(type(loss).__name__)
     if name is None or field != "loss":
         raise TaskError(
@@ -86,15 +94,6 @@ def _check_plain(
         if not any(value is one or value == one for one in allowed[key]):
             only = f"it can be taken only with {key}={allowed[key][0]!r}"
             raise TaskError(f"{described} with {key}={value!r}; {only}", remedy)
-
-
-def _per_sample(loss: Any) -> Callable[..., Any]:
-    """Return the function of outputs and a batch that gives each sample's loss, of a Keras loss object."""
-    remedy = "Leave reduction out; the loss of a step is the mean over the samples."
-    _check_plain(f"the task's loss is {type(loss).__name__}", {"reduction": loss.reduction}, _PLAIN, remedy)
-    each = object.__new__(type(loss))  # a copy with the same variables
-    vars(each).update(vars(loss), reduction=None)
-    return lambda outputs, batch: each(batch["targets"], outputs)
 
 
 def check_foreign(task: Any, framework: str, found: Any, is_parameter: bool) -> None:
@@ -175,17 +174,6 @@ def class_axis_option(task: Any) -> dict[str, int]:
     return {} if class_axis is None else {"class_axis": class_axis}
 
 
-def check_class_numbers(name: str, is_floating: bool, shape: tuple[int, ...]) -> None:
-    """Check that targets of the logits' shape are probabilities."""
-    if not is_floating:
-        raise TaskError(
-            f"{name} takes class numbers, or a probability for each class; found whole numbers of "
-            f"the logits' shape {shape}",
-            "Of one-hot targets take .argmax(-1), or .astype('float32'); for several labels of one sample, "
-            "use binary_cross_entropy.",
-        )
-
-
 def check_comparable(name: str, outputs: tuple[int, ...], targets: tuple[int, ...]) -> None:
     """Check that outputs and targets have equal shapes, or differ by axes of length 1 only."""
     if [n for n in outputs[1:] if n != 1] != [n for n in targets[1:] if n != 1]:
@@ -224,8 +212,6 @@ def of_tensor(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a named loss or metric that takes the logits out of a model's structured output."""
 
     def of_outputs(outputs: Any, batch: Mapping[str, Any]) -> Any:
-        if not hasattr(outputs, "shape"):
-            outputs = logits_of(name, outputs)
-        return function(outputs, batch)
+        return function(outputs if hasattr(outputs, "shape") else logits_of(name, outputs), batch)
 
     return of_outputs

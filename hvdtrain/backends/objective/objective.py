@@ -1,6 +1,6 @@
 """From a task's loss and metrics to one function of (model, batch), in either framework."""
 
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, TypeVar
 
@@ -51,9 +51,7 @@ def mixed(loss: Callable[..., Any], cast: Cast) -> Callable[..., Any]:
 # (model, batch) -> (loss per sample, {metric name: value per sample}); each may be Weighted
 Objective = Callable[[Any, Mapping[str, Any]], tuple[Any, dict[str, Any]]]
 P = TypeVar("P", bound=PendingVector)
-
-# the metric of what the model itself adds to the loss
-REGULARIZATION_LOSS = "regularization_loss"
+REGULARIZATION_LOSS = "regularization_loss"  # the metric of what the model itself adds to the loss
 
 
 def make_objective(
@@ -70,7 +68,7 @@ def make_objective(
     if own is not None:
         return _own_objective(task, own, framework)
     if not hasattr(task, "loss") and hasattr(task, f"{framework}_step"):
-        return _no_objective(framework)
+        return partial(_no_objective, framework)
     given, of_object = named_loss(getattr(task, "loss", None), framework)
     of_loss, axis = counting_of(task, given), class_axis_option(task)
     options: dict[str, Any] = {"counting": of_loss, **axis, **of_object}
@@ -162,17 +160,13 @@ def checked_result(result: Any, name: str) -> tuple[Any, dict[str, Any]]:
     return result[0], dict(result[1])
 
 
-def _no_objective(framework: str) -> Objective:
-    """Return an objective for a task that has only its own training step: it cannot be called."""
-
-    def objective(model: Any, batch: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
-        raise TaskError(
-            f"the task has {framework}_step and no loss, which says what an evaluation computes",
-            f"Add loss or {framework}_loss(model, batch).",
-            everywhere=True,
-        )
-
-    return objective
+def _no_objective(framework: str, *_: Any) -> Any:
+    """Refuse an evaluation of a task that has only its own training step."""
+    raise TaskError(
+        f"the task has {framework}_step and no loss, which says what an evaluation computes",
+        f"Add loss or {framework}_loss(model, batch).",
+        everywhere=True,
+    )
 
 
 def has_own_values(task: Any, framework: str) -> bool:
@@ -180,15 +174,6 @@ def has_own_values(task: Any, framework: str) -> bool:
     if hasattr(task, f"{framework}_loss") or callable(getattr(task, "loss", None)):
         return True
     return any(callable(m) and not is_stateful(m) for m in getattr(task, "metrics", {}).values())
-
-
-def check_free(name: str, metrics: Container[str]) -> None:
-    """Check that the task has no metric of a name that hvdtrain logs for some models."""
-    if name in metrics:
-        raise TaskError(
-            f"the task has a metric {name!r}; hvdtrain logs the model's own losses under this name",
-            "Give the metric another name.",
-        )
 
 
 class ComputationBase:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from hvdtrain.backends.objective.evaluation_metrics import Seen
 from hvdtrain.backends.objective.losses import Values, Weighted, check_values
-from hvdtrain.backends.objective.objective import REGULARIZATION_LOSS, ComputationBase, Objective, check_free
+from hvdtrain.backends.objective.objective import REGULARIZATION_LOSS, ComputationBase, Objective
 from hvdtrain.backends.portable.names import Renaming
 from hvdtrain.backends.step_metrics import NO_SIGNALS, PartialSums, findings
 from hvdtrain.backends.tensorflow.batches import (
@@ -54,6 +54,7 @@ from hvdtrain.backends.tensorflow.task_model import (
 from hvdtrain.backends.workers import peer_errors
 from hvdtrain.config import Config
 from hvdtrain.data.order import mix
+from hvdtrain.errors import TaskError
 from hvdtrain.workers.agreement import Workers
 from hvdtrain.workers.seeding import seed_host_step
 
@@ -189,7 +190,12 @@ class Computation(ComputationBase):
         with phase_of_layers(training), among:
             losses, metrics = chosen(phase, micro_batch)
         if (added := phase.added_loss()) is not None:
-            check_free(REGULARIZATION_LOSS, (*metrics, *self.evaluation.order))
+            if REGULARIZATION_LOSS in (*metrics, *self.evaluation.order):
+                raise TaskError(
+                    f"the task has a metric {REGULARIZATION_LOSS!r}; hvdtrain logs the model's own losses "
+                    "under this name",
+                    "Give the metric another name.",
+                )
             losses = add_to_loss(losses, added)
             metrics = {**metrics, REGULARIZATION_LOSS: tf.fill(tf.shape(weights)[:1], added)}
         if not self.is_own_loss:

@@ -144,9 +144,11 @@ NAMED = LOSSES.table
 
 
 _MOST_COUNTED = 1 << 24  # float32 holds no odd number above it
-# Keras's own classes that compare something else than arrays of one shape
+# Keras's own classes that compare nothing themselves
+_BASES = ("Metric", "Mean", "KerasSaveable", "MeanMetricWrapper")
+# those that compare something else than arrays of one shape
 _OF_OTHER_SHAPES = ("Sparse", "IoU", "MeanIoU", "OneHot")
-# Keras's own classes that are wrong of logits, and do not say so
+# those that are wrong of logits, and do not say so
 _OF_PROBABILITIES = {
     "AUC",
     "BinaryAccuracy",
@@ -176,16 +178,20 @@ class FedObject(shared.FedObject):
         super().__init__(name, value, task)
         metric = self.metric
         self.reset, self.update, self.result = metric.reset_state, metric.update_state, metric.result
-        names = [name for module in _metrics_within(metric) for name in _library_names(module)]
+        names = [
+            kind.__name__
+            for module in _metrics_within(metric)
+            for kind in type(module).__mro__
+            if kind.__module__.startswith("keras.") and kind.__name__ not in _BASES
+        ]
         settings = getattr(metric, "_fn_kwargs", {})
         thresholds = getattr(metric, "thresholds", None)
         takes_logits = getattr(metric, "_from_logits", False) or settings.get("from_logits", False)
         takes_logits = takes_logits or (thresholds is not None and list(np.atleast_1d(thresholds)) == [0.0])
         has_threshold = "FBetaScore" in names and metric.threshold is not None
         self.activation = self.of_logits if names and not takes_logits else ""
-        self.needs_probabilities = not takes_logits and (
-            has_threshold or not _OF_PROBABILITIES.isdisjoint(names)
-        )
+        is_of_probabilities = has_threshold or not _OF_PROBABILITIES.isdisjoint(names)
+        self.needs_probabilities = not takes_logits and is_of_probabilities
         self.moves_classes = bool(names) and self.of_logits == "softmax"
         self._has_other_shapes = not names or any(name.startswith(_OF_OTHER_SHAPES) for name in names)
         is_iou = "IoU" in names and "BinaryIoU" not in names
@@ -239,13 +245,6 @@ def _metrics_within(metric: Any) -> Iterator[Any]:
     yield metric
     for part in metric._metrics:
         yield from _metrics_within(part)
-
-
-def _library_names(metric: Any) -> list[str]:
-    """Return the names of an object's classes that are Keras's own, if its class or a base of it compares."""
-    bases = ("Metric", "Mean", "KerasSaveable", "MeanMetricWrapper")
-    kinds = [kind for kind in type(metric).__mro__ if kind.__module__.startswith("keras.")]
-    return [kind.__name__ for kind in kinds if kind.__name__ not in bases]
 
 
 FUNCTIONS = MetricFunctions("tf", as_array, FedObject, LOSSES)
