@@ -43,11 +43,7 @@ TENSORS = Tensors(
 
 
 def export_model(
-    model: Model,
-    serving: Serving,
-    format_name: str,
-    path: Path,
-    batches: Sequence[HostBatch],
+    model: Model, serving: Serving, format_name: str, path: Path, batches: Sequence[HostBatch]
 ) -> Exported:
     """Write a model as "keras" or "saved-model", load it back and compare outputs."""
     if format_name == "keras":
@@ -103,30 +99,20 @@ def load_weights_file(model: Model, path: Path) -> str:
     with tempfile.TemporaryDirectory() as folder, without_loss(model):
         own = Path(folder) / "own.weights.h5"
         model.save_weights(own)
-        file = _weights_in(path, Path(folder))
         try:
+            file = path
+            if path.suffix == ".keras":
+                with zipfile.ZipFile(path) as archive:
+                    file = Path(archive.extract(_WEIGHTS_FILE, folder))
             found = _shapes(file)
             check_fit(path, _shapes(own), found)
             model.load_weights(file)
-        except (OSError, KeyError, RuntimeError, ValueError) as error:
-            raise _damaged(path, error) from None
+        except CheckpointError:
+            raise
+        except Exception as error:  # several kinds, by how the file is damaged or packed
+            message = str(error).strip("'\"").partition("\n")[0]
+            raise CheckpointError(f"{path} is damaged or no file of weights: {message}") from None
     return f"{len(found)} arrays, {sum(map(math.prod, found.values())):,} numbers"
-
-
-def _weights_in(path: Path, folder: Path) -> Path:
-    """Return the .weights.h5 file that a file is or holds."""
-    if path.suffix != ".keras":
-        return path
-    try:
-        with zipfile.ZipFile(path) as archive:
-            return Path(archive.extract(_WEIGHTS_FILE, folder))
-    except Exception as error:  # several kinds, by how the archive is damaged or packed
-        raise _damaged(path, error) from None
-
-
-def _damaged(path: Path, error: Exception) -> CheckpointError:
-    message = str(error).strip("'\"").partition("\n")[0]
-    return CheckpointError(f"{path} is damaged or no file of weights: {message}")
 
 
 def _shapes(path: Path) -> dict[str, tuple[int, ...]]:
