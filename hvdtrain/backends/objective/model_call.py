@@ -43,8 +43,7 @@ class ModelCall:
             batch = prepare(batch)
         outputs = call(model, batch)
         if known is None:  # after the call, which is all that a prediction needs: its data may lack targets
-            targets = batch.get("targets", ())
-            if self._needs_targets and isinstance(targets, Mapping | tuple):
+            if self._needs_targets and isinstance(batch.get("targets", ()), Mapping | tuple):
                 found = "several of them" if "targets" in batch else sorted(batch)
                 raise TaskError(
                     f"{self._needs_targets} compares the model's outputs with one array, batch['targets']; "
