@@ -126,9 +126,7 @@ class _Targets:
         found = self.functions.to_numpy(outputs).reshape(targets.shape)
         return shaped(found), shaped(targets), shaped(counted)
 
-    def _counted(
-        self, targets: Array, mask: Any, is_right: Array, rule: str, looks: bool = True
-    ) -> NDArray[np.bool_]:
+    def _counted(self, targets: Array, mask: Any, is_right: Array, rule: str, looks: bool = True) -> Array:
         """Return which targets count: those that are not ignored, and not masked by Keras. Check these."""
         looks = looks and (self.counting.of_samples or targets.ndim > 1)
         counted = targets != self.counting.ignore_index if looks else np.ones(targets.shape, bool)

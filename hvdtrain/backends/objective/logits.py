@@ -12,19 +12,14 @@ from hvdtrain.host.frameworks import FRAMEWORKS
 # classes of losses by the name that computes the same
 _NAMES = {
     "torch": {
-        "CrossEntropyLoss": "cross_entropy",
-        "BCEWithLogitsLoss": "binary_cross_entropy",
-        "MSELoss": "mse",
-        "L1Loss": "mae",
+        "CrossEntropyLoss": "cross_entropy", "BCEWithLogitsLoss": "binary_cross_entropy",
+        "MSELoss": "mse", "L1Loss": "mae",
     },
     "tf": {
-        "SparseCategoricalCrossentropy": "cross_entropy",
-        "CategoricalCrossentropy": "cross_entropy",
-        "BinaryCrossentropy": "binary_cross_entropy",
-        "MeanSquaredError": "mse",
-        "MeanAbsoluteError": "mae",
+        "SparseCategoricalCrossentropy": "cross_entropy", "CategoricalCrossentropy": "cross_entropy",
+        "BinaryCrossentropy": "binary_cross_entropy", "MeanSquaredError": "mse", "MeanAbsoluteError": "mae",
     },
-}
+}  # fmt: skip
 _HOLDERS = {
     "torch": "of a torch.nn.Module",
     "tf": "a keras.Variable of a keras.losses.Loss or of a built layer",
@@ -33,13 +28,9 @@ _PACKAGES = {"torch": "torch.nn.", "tf": "keras."}
 # settings of loss objects with the values that a named loss has; one that an object lacks has the first
 _PLAIN = {
     "reduction": ("mean", "none", None, "sum_over_batch_size", "mean_with_sample_weight"),
-    "ignore_index": (-100,),
-    "weight": (None,),
-    "pos_weight": (None,),
-    "from_logits": (True,),
-    "ignore_class": (None, -100),
-    "axis": (-1,),
-}
+    "ignore_index": (-100,), "weight": (None,), "pos_weight": (None,), "from_logits": (True,),
+    "ignore_class": (None, -100), "axis": (-1,),
+}  # fmt: skip
 
 
 def named_loss(loss: Any, framework: str, field: str = "loss") -> tuple[Any, dict[str, Any]]:
@@ -87,9 +78,7 @@ def named_loss(loss: Any, framework: str, field: str = "loss") -> tuple[Any, dic
     return name, {"label_smoothing": smoothing} if smoothing else {}
 
 
-def _check_plain(
-    described: str, settings: Mapping[str, Any], allowed: Mapping[str, Any], remedy: str
-) -> None:
+def _check_plain(described: str, settings: Mapping[str, Any], allowed: Any, remedy: str) -> None:
     for key, value in settings.items():
         if not any(value is one or value == one for one in allowed[key]):
             only = f"it can be taken only with {key}={allowed[key][0]!r}"

@@ -202,9 +202,7 @@ class NamedLosses:
             )
         return self.moved_last(outputs, axis), targets if of_targets < rank else targets[..., 0]
 
-    def _compared(
-        self, name: str, outputs: Tensor, batch: Batch, counting: Counting = OF_METRICS
-    ) -> PerSample:
+    def _compared(self, name: str, outputs: Tensor, batch: Batch, counting: Counting = OF_METRICS) -> Any:
         """Return what compares each output with a target."""
         mask, targets = mask_of(outputs), batch["targets"]
         check_comparable(name, tuple(outputs.shape), tuple(targets.shape))

@@ -21,11 +21,13 @@ from hvdtrain.errors import ConfigError, TaskError
 from hvdtrain.storage.text import did_you_mean
 from hvdtrain.workers.agreement import Workers
 
+Batch = Mapping[str, Any]
 Cast = Callable[[Any, Any], Any]  # of a tensor to a type
+Function = Callable[..., Any]
 _LEAST = 1e-30  # in place of a weight of 0
 
 
-def mixed(loss: Callable[..., Any], cast: Cast) -> Callable[..., Any]:
+def mixed(loss: Function, cast: Cast) -> Function:
     """Return the loss of samples that mixup or CutMix made: that of both samples, by their shares."""
 
     def of_both(outputs: Any, batch: Mapping[str, Any]) -> Any:
@@ -57,11 +59,11 @@ REGULARIZATION_LOSS = "regularization_loss"  # the metric of what the model itse
 def make_objective(
     task: Any,
     framework: str,
-    table: Mapping[str, Callable[..., Any]],
+    table: Mapping[str, Function],
     label_smoothing: float = 0.0,
     *,
-    mixed: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None,
-    watch: Callable[[Any, Mapping[str, Any]], None] | None = None,
+    mixed: Callable[[Function], Function] | None = None,
+    watch: Callable[[Any, Batch], None] | None = None,
 ) -> Objective:
     """Make the function that a step differentiates. It takes batches with flat names."""
     own = getattr(task, f"{framework}_loss", None)
@@ -108,12 +110,10 @@ def make_objective(
     return objective
 
 
-def _look_up(
-    field: str, value: Any, table: Mapping[str, Callable[..., Any]], options: Mapping[str, Any]
-) -> Callable[..., Any]:
+def _look_up(field: str, value: Any, table: Mapping[str, Function], options: Mapping[str, Any]) -> Function:
     """Return the function of a loss or metric: a user's own, or a named one with those options it takes."""
     if callable(value):
-        own: Callable[..., Any] = value
+        own: Function = value
         return own
     if not isinstance(value, str) or value not in table:
         known = [*table, *(NAMES if field != "loss" else ())]

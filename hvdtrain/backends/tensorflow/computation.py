@@ -59,6 +59,7 @@ from hvdtrain.workers.agreement import Workers
 from hvdtrain.workers.seeding import seed_host_step
 
 Tensor = Any
+Batch = Mapping[str, Tensor]
 
 
 class Computation(ComputationBase):
@@ -162,11 +163,7 @@ class Computation(ComputationBase):
         return of_counted(counts, lambda *counted: counted)(*parts)
 
     def per_sample(
-        self,
-        micro_batch: Mapping[str, Tensor],
-        weights: Tensor,
-        training: bool,
-        objective: Objective | None = None,
+        self, micro_batch: Batch, weights: Tensor, training: bool, objective: Objective | None = None
     ) -> Values[Tensor]:
         """Collective if the objective gathers. Return losses and all values of a micro-batch's samples."""
         given = self.given(micro_batch, weights, training, objective)
@@ -176,11 +173,7 @@ class Computation(ComputationBase):
         return weigh(given, tf.shape(weights)[0], weights.dtype)
 
     def given(
-        self,
-        micro_batch: Mapping[str, Tensor],
-        weights: Tensor,
-        training: bool,
-        objective: Objective | None = None,
+        self, micro_batch: Batch, weights: Tensor, training: bool, objective: Objective | None = None
     ) -> dict[str, Any]:
         """Collective if the objective gathers. Return what it gives: the loss, the first, and the metrics."""
         self.batch_norm.weights = weights
@@ -208,7 +201,11 @@ class Computation(ComputationBase):
             check_compiler(self._workers.host)
         evaluate = compiled(self._eval_sums) if self.config.compile else self._eval_sums
         self._eval_function = cache(lambda counts: Compiled(of_counted(counts, evaluate), self.learnt))
-        self._predict_function = Compiled(self._predicted, lambda: None)
+
+        def predict(arrays: Batch) -> dict[str, Tensor]:
+            return self.serving.predicted(Phase(self.called, training=False), arrays, TENSORS)
+
+        self._predict_function = Compiled(predict, lambda: None)
 
     def evaluate(self, batch: TensorFlowBatch, partial: PartialSums | None) -> PartialSums:
         """Evaluate one batch and return the sums so far. Local unless the loss gathers."""
@@ -240,12 +237,9 @@ class Computation(ComputationBase):
             outputs, _ = self._predict_function(batch, batch.arrays)
         return {name: to_numpy(tensor) for name, tensor in outputs.items()}
 
-    def _predicted(self, arrays: Any) -> dict[str, Tensor]:
-        return self.serving.predicted(Phase(self.called, training=False), arrays, TENSORS)
-
     def _eval_sums(self, arrays: Any, weights: Tensor) -> tuple[Tensor, Seen]:
         rows = self.per_sample(arrays, weights, training=False).rows
         return tf.linalg.matvec(rows, weights), self.evaluation.take()
 
-    def _watch(self, outputs: Any, batch: Mapping[str, Any]) -> None:
+    def _watch(self, outputs: Any, batch: Batch) -> None:
         super()._watch(outputs, masks_beside(outputs, batch))

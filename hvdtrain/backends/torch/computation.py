@@ -13,7 +13,7 @@ from hvdtrain.backends.objective.losses import Values, Weighted, check_values
 from hvdtrain.backends.objective.objective import ComputationBase
 from hvdtrain.backends.portable.names import Renaming
 from hvdtrain.backends.step_metrics import NO_SIGNALS, NUMBERS_AFTER_SUMS, PartialSums, findings
-from hvdtrain.backends.torch.batches import BatchMaker, TorchBatch, TorchPending
+from hvdtrain.backends.torch.batches import BatchMaker, Counted, TorchBatch, TorchPending
 from hvdtrain.backends.torch.export import TENSORS
 from hvdtrain.backends.torch.objective.gathering import Gathering
 from hvdtrain.backends.torch.objective.losses import FUNCTIONS, weigh
@@ -102,9 +102,7 @@ class Computation(ComputationBase):
             return self._no_findings
         return self._no_findings.new_tensor((*findings(float(len(unused))), *signals))
 
-    def micro_batches(
-        self, batch: TorchBatch
-    ) -> Iterator[tuple[dict[str, torch.Tensor], torch.Tensor, torch.Tensor]]:
+    def micro_batches(self, batch: TorchBatch) -> Iterator[Counted]:
         """Yield micro-batches with their weights; the task's functions are given no padding."""
         # batch norm trains with no single row, and other workers may have more: such a row is repeated
         least = 2 if self.is_training and self._has_batch_norm else 1
@@ -134,11 +132,7 @@ class Computation(ComputationBase):
         if names != self.names or weighted != self.weighted:
             check_values(given, samples)
             self.names, self.weighted = names, weighted
-        if weighted:
-            return weigh(given, samples, self.wrap.float_type)
-        kind = self.wrap.float_type
-        detached = [value.detach().to(kind) for value in given.values()]
-        return Values(given["loss"].to(kind), None, torch.stack(detached))
+        return weigh(given, samples, self.wrap.float_type)
 
     def evaluate(self, batch: TorchBatch, partial: PartialSums | None) -> PartialSums:
         """Evaluate one batch and return the sums so far. Local unless the loss gathers."""

@@ -32,6 +32,8 @@ from hvdtrain.data.feed import HostBatch
 from hvdtrain.errors import CheckpointError, TaskError
 from hvdtrain.storage.files import open_regular
 
+Inputs = tuple[ProgramInput, ...]
+Run = Callable[[Mapping[str, Any]], dict[str, NDArray[Any]]]
 # keys under which training scripts keep the weights among other things
 _KEYS = ("state_dict", "model", "model_state_dict", "module")
 _COUNT = ".num_batches_tracked"
@@ -123,11 +125,7 @@ class _Program(torch.nn.Module):
 
 
 def _write_program(
-    model: torch.nn.Module,
-    format_name: str,
-    path: Path,
-    program: Program,
-    inputs: tuple[ProgramInput, ...],
+    model: torch.nn.Module, format_name: str, path: Path, program: Program, inputs: Inputs
 ) -> Written:
     """Write the program with dynamic axes if the model allows them, and load it back."""
     case = program.cases[0]
@@ -148,9 +146,7 @@ def _write_program(
     return Written(write(exported, path, program, names), found)
 
 
-def _dynamic_in(
-    exported: Any, inputs: tuple[ProgramInput, ...]
-) -> tuple[tuple[ProgramInput, ...], dict[str, str]]:
+def _dynamic_in(exported: Any, inputs: Inputs) -> tuple[Inputs, dict[str, str]]:
     """Return the inputs with the axes that PyTorch found to be dynamic, and the names of its symbols."""
     nodes = {node.name: node for node in exported.graph.nodes if node.op == "placeholder"}
     names: dict[str, str] = {}
@@ -167,9 +163,7 @@ def _dynamic_in(
     return tuple(found), names
 
 
-def _write_exported(
-    exported: Any, path: Path, program: Program, names: Mapping[str, str]
-) -> Callable[[Mapping[str, Any]], dict[str, NDArray[Any]]]:
+def _write_exported(exported: Any, path: Path, program: Program, names: Mapping[str, str]) -> Run:
     torch.export.save(exported, path)
     loaded = torch.export.load(path).module()
     is_plain = not exported.example_inputs[1]
@@ -181,9 +175,7 @@ def _write_exported(
     return run
 
 
-def _write_onnx(
-    exported: Any, path: Path, program: Program, names: Mapping[str, str]
-) -> Callable[[Mapping[str, Any]], dict[str, NDArray[Any]]]:
+def _write_onnx(exported: Any, path: Path, program: Program, names: Mapping[str, str]) -> Run:
     import onnxruntime
 
     size = sum(tensor.nbytes for tensor in exported.state_dict.values())
@@ -196,7 +188,7 @@ def _write_onnx(
     )
     assert converted is not None  # the exporter by dynamo returns a program
     if hasattr(converted, "rename_axes"):
-        converted.rename_axes(dict(names))
+        converted.rename_axes(dict(names.items()))
     converted.save(path, external_data=size > _EXTERNAL_BYTES)
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()

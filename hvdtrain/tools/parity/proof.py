@@ -16,6 +16,7 @@ from hvdtrain.tools.parity.plain import mean_of
 
 _OF_MOVEMENT, _OF_VALUES, _OF_NUMBERS, _OF_NOISE = 1e-3, 3e-7, 1e-5, 30.0
 _OF_LARGEST = 1e-6  # of the movements of all parameters
+Metrics = Mapping[str, float]
 _STATISTICS = ("/moving_mean", "/moving_variance")
 
 
@@ -25,7 +26,7 @@ class Run:
 
     losses: Mapping[int, float]
     arrays: Callable[[int], PortableState]  # after a step
-    evaluation: Mapping[str, float]
+    evaluation: Metrics
 
 
 def run_in(folder: Path) -> Run:
@@ -76,9 +77,7 @@ def size(array: Array) -> float:
     return float(np.sqrt(np.square(abs(array), dtype=np.float64).mean())) if array.size else 0.0
 
 
-def rounding_of(
-    one: Run, other: Run, starts: tuple[PortableState, PortableState], trained: Sequence[str]
-) -> Rounding:
+def rounding_of(one: Run, other: Run, starts: Sequence[PortableState], trained: Sequence[str]) -> Rounding:
     """Return what rounding does, from two loops."""
     arrays = {}
     for step in one.losses:
@@ -201,9 +200,7 @@ def cause_of(found: Comparison, traits: Traits, *, is_plain: bool, framework: st
     return next((text for text, applies in rules.items() if applies), "")
 
 
-def compare_evaluations(
-    ref: Mapping[str, float], other: Mapping[str, float], noise: float = 0.0
-) -> dict[str, tuple[float, float]]:
+def compare_evaluations(ref: Metrics, other: Metrics, noise: float = 0.0) -> dict[str, tuple[float, float]]:
     """Return the metrics of two evaluations that differ beyond rounding."""
     pairs = {name: (ref[name], other[name]) for name in ref if name in other}
     return {

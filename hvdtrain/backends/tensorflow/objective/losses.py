@@ -14,14 +14,15 @@ from hvdtrain.backends.objective.evaluation_metrics import MetricFunctions
 from hvdtrain.backends.objective.losses import NamedLosses, PerSample, Values, Weighted, mask_of
 
 Tensor = Any
+Array = NDArray[Any]
 
 
-def to_numpy(tensor: Any) -> NDArray[Any]:
+def to_numpy(tensor: Any) -> Array:
     """Return a tensor as an array."""
     return np.asarray(keras.ops.convert_to_numpy(tensor))
 
 
-def as_arrays(value: Any) -> tuple[NDArray[Any], NDArray[Any] | None]:
+def as_arrays(value: Any) -> tuple[Array, Array | None]:
     """Return the values that a loss or metric gave, and their weights if they have some."""
     values, weights = value if isinstance(value, Weighted) else (value, None)
     own = None if weights is None else tf.cast(weights, tf.float64).numpy()
@@ -85,16 +86,14 @@ def _aligned(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     return tf.reshape(outputs, tf.shape(targets)), tf.cast(targets, outputs.dtype)
 
 
-def _entropies(
-    outputs: Tensor, targets: Tensor, counted: Tensor, ignore_index: int, label_smoothing: float
-) -> Tensor:
+def _entropies(outputs: Tensor, targets: Tensor, counted: Tensor, ignored: int, smoothing: float) -> Tensor:
     if targets.shape.rank == outputs.shape.rank:
         losses = tf.nn.softmax_cross_entropy_with_logits(targets, outputs)
     else:
         losses = tf.nn.sparse_softmax_cross_entropy_with_logits(counted, outputs)
-    if label_smoothing:
+    if smoothing:
         of_all = tf.reduce_logsumexp(outputs, -1) - tf.reduce_mean(outputs, -1)
-        losses = (1 - label_smoothing) * losses + label_smoothing * of_all
+        losses = (1 - smoothing) * losses + smoothing * of_all
     return losses
 
 
@@ -150,20 +149,12 @@ _BASES = ("Metric", "Mean", "KerasSaveable", "MeanMetricWrapper")
 _OF_OTHER_SHAPES = ("Sparse", "IoU", "MeanIoU", "OneHot")
 # those that are wrong of logits, and do not say so
 _OF_PROBABILITIES = {
-    "AUC",
-    "BinaryAccuracy",
-    "BinaryCrossentropy",
-    "BinaryIoU",
-    "CategoricalCrossentropy",
-    "Precision",
-    "Recall",
-    "SensitivitySpecificityBase",
-    "SparseCategoricalCrossentropy",
-    "_ConfusionMatrixConditionCount",
-}
+    "AUC", "BinaryAccuracy", "BinaryCrossentropy", "BinaryIoU", "CategoricalCrossentropy", "Precision",
+    "Recall", "SensitivitySpecificityBase", "SparseCategoricalCrossentropy", "_ConfusionMatrixConditionCount",
+}  # fmt: skip
 
 
-def as_array(value: Any) -> NDArray[Any]:
+def as_array(value: Any) -> Array:
     """Return what an update gave as an array: a tensor on any device, or what numpy takes."""
     array = to_numpy(value) if tf.is_tensor(value) or keras.ops.is_tensor(value) else np.asarray(value)
     return array.astype(np.float32) if array.dtype.name == "bfloat16" else array
@@ -198,14 +189,12 @@ class FedObject(shared.FedObject):
         self._takes_numbers = (is_iou and metric.sparse_y_pred) or names[:1] == ["Accuracy"]
         self.ignored = [getattr(metric, "ignore_class", settings.get("ignore_class"))]
 
-    def probabilities(self, logits: NDArray[Any]) -> NDArray[Any]:
+    def probabilities(self, logits: Array) -> Array:
         """Return the activation of logits."""
         found = tf.sigmoid(logits) if self.activation == "sigmoid" else tf.nn.softmax(logits, -1)
         return to_numpy(found)
 
-    def as_arguments(
-        self, preds: NDArray[Any], targets: NDArray[Any], mask: NDArray[Any] | None
-    ) -> tuple[Tensor, Tensor]:
+    def as_arguments(self, preds: Array, targets: Array, mask: Array | None) -> tuple[Tensor, Tensor]:
         """Return predictions and targets as tensors that Keras does not broadcast, and their mask, if any."""
         if preds.ndim == 1 and targets.ndim == 1:
             # as in fit(): Keras's functions take the mean over the last axis
@@ -229,7 +218,7 @@ class FedObject(shared.FedObject):
             given = with_mask(tf.identity(given), tf.constant(mask))  # which Keras's means leave out
         return given, tf.constant(targets)
 
-    def computed(self, rows: dict[str, NDArray[Any]]) -> Any:
+    def computed(self, rows: dict[str, Array]) -> Any:
         """Return the object's value of all rows."""
         value = super().computed(rows)
         if rows["targets"].size > _MOST_COUNTED and any(v.dtype == "float32" for v in self.metric.variables):
