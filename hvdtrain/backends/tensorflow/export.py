@@ -14,15 +14,8 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from hvdtrain.backends.objective.model_call import Serving, Tensors
+from hvdtrain.backends.portable import program as programs
 from hvdtrain.backends.portable.names import check_fit
-from hvdtrain.backends.portable.program import (
-    Program,
-    ProgramInput,
-    Written,
-    compare,
-    make_program,
-    write_and_compare,
-)
 from hvdtrain.backends.records import Exported
 from hvdtrain.backends.tensorflow.functions import Phase
 from hvdtrain.backends.tensorflow.objective.losses import to_numpy
@@ -49,16 +42,18 @@ def export_model(
     if format_name == "keras":
         model.save(path)
         pair = (Phase(one, training=False) for one in (model, _load_back(path)))
-        return compare(*(serving.arrays(one, batches[0], TENSORS) for one in pair))
+        return programs.compare(*(serving.arrays(one, batches[0], TENSORS) for one in pair))
 
     def served(batch: Mapping[str, Any]) -> Any:
         return serving.outputs(Phase(model, training=False), batch)
 
-    program = make_program(served, batches, TENSORS, serving.is_model_call)
-    return write_and_compare(program, partial(_write_program, model, path))
+    program = programs.make_program(served, batches, TENSORS, serving.is_model_call)
+    return programs.write_and_compare(program, partial(_write_program, model, path))
 
 
-def _write_program(model: Model, path: Path, program: Program, inputs: tuple[ProgramInput, ...]) -> Written:
+def _write_program(
+    model: Model, path: Path, program: programs.Program, inputs: tuple[programs.ProgramInput, ...]
+) -> programs.Written:
     """Write the program with dynamic axes, and load it back."""
 
     def run(tensors: Mapping[str, Any]) -> dict[str, Any]:
@@ -80,7 +75,7 @@ def _write_program(model: Model, path: Path, program: Program, inputs: tuple[Pro
         found = loaded.signatures["serving_default"](**tensors)
         return {name: found[name].numpy() for name in program.output_names}
 
-    return Written(run_loaded, inputs)
+    return programs.Written(run_loaded, inputs)
 
 
 def _load_back(path: Path) -> Model:

@@ -13,6 +13,7 @@ from hvdtrain.backends.objective.losses import Values, Weighted, check_values
 from hvdtrain.backends.objective.objective import ComputationBase
 from hvdtrain.backends.portable.names import Renaming
 from hvdtrain.backends.step_metrics import NO_SIGNALS, NUMBERS_AFTER_SUMS, PartialSums, findings
+from hvdtrain.backends.torch import task_model
 from hvdtrain.backends.torch.batches import BatchMaker, Counted, TorchBatch, TorchPending
 from hvdtrain.backends.torch.export import TENSORS
 from hvdtrain.backends.torch.objective.gathering import Gathering
@@ -20,15 +21,6 @@ from hvdtrain.backends.torch.objective.losses import FUNCTIONS, weigh
 from hvdtrain.backends.torch.state.model_state import ModelState
 from hvdtrain.backends.torch.state.tensors import as_array
 from hvdtrain.backends.torch.sync_batch_norm import BatchNormSync, find_batch_norms
-from hvdtrain.backends.torch.task_model import (
-    apply_activation_checkpointing,
-    autocast,
-    cast_outputs_to_fp32,
-    check_compiler,
-    compiled,
-    float_bits_of,
-    make_model,
-)
 from hvdtrain.backends.workers import peer_errors
 from hvdtrain.config import Config
 from hvdtrain.data.order import mix
@@ -58,19 +50,19 @@ class Computation(ComputationBase):
     def make_model(self) -> ModelState:
         """Make the task's model on its device, changed as the config says; return this worker's tensors."""
         config = self.config
-        model = make_model(self.task).to(self.device)
+        model = task_model.make_model(self.task).to(self.device)
         self.batch_norm, self._has_batch_norm = BatchNormSync(self._workers), bool(find_batch_norms(model))
         if config.sync_batch_norm:
             self.batch_norm.take_over(model)
-        cast_outputs_to_fp32(model, config.precision)
+        task_model.cast_outputs_to_fp32(model, config.precision)
         if config.checkpoint_activations:
-            apply_activation_checkpointing(model)
+            task_model.apply_activation_checkpointing(model)
         if config.compile:
-            check_compiler(self.device, self._workers.host)
-            model = compiled(model)
+            task_model.check_compiler(self.device, self._workers.host)
+            model = task_model.compiled(model)
         self.model = model
         tensors = ModelState(model, Renaming(self.task, "torch"))
-        self.wrap.float_bits = float_bits_of(model)
+        self.wrap.float_bits = task_model.float_bits_of(model)
         return tensors
 
     def begin_step(self, step: int) -> None:
@@ -121,7 +113,7 @@ class Computation(ComputationBase):
         training = self.is_training
         objective = self.train_objective if training else self.eval_objective
         among = self.gathering.among(self.near if training else self._workers, weights)
-        with autocast(self.precision, self.device), among:
+        with task_model.autocast(self.precision, self.device), among:
             losses, metrics = objective(self.model, micro_batch)
         return {"loss": losses, **metrics}
 
@@ -163,7 +155,7 @@ class Computation(ComputationBase):
         """Return the model's outputs for one batch, by name. Local: no collective."""
         self.enter_mode(training=False)
         found: dict[str, list[NDArray[Any]]] = {}
-        with torch.no_grad(), autocast(self.precision, self.device), self.gathering.alone():
+        with torch.no_grad(), task_model.autocast(self.precision, self.device), self.gathering.alone():
             for micro_batch in batch.micro_batches:
                 outputs = self.serving.predicted(self.model, micro_batch, TENSORS)
                 for name, tensor in outputs.items():
