@@ -14,6 +14,7 @@ from hvdtrain.workers.seeding import random_state_kept
 
 # name to values, (samples,) or one number of all of them; and weights of the same shape, if they have some
 GivenArrays = Mapping[str, tuple[NDArray[Any], NDArray[Any] | None]]
+ValuesOf = Callable[[NDArray[np.int64], int], GivenArrays]  # of rows of a batch, with a seed
 _PAGE = "`hvdtrain docs global-losses` shows losses over the global batch."
 
 
@@ -121,9 +122,7 @@ def _alone(tensor: Any, positions: bool) -> Any:
     return tensor, own.to(tensor.device) if library.__name__ == "torch" else own
 
 
-def find_comparing(
-    values_of: Callable[[NDArray[np.int64], int], GivenArrays], samples: int, tolerance: float
-) -> str:
+def find_comparing(values_of: ValuesOf, samples: int, tolerance: float) -> str:
     """Return a sentence on how a loss or metric of a sample depends on other samples; empty if it does not.
 
     The first half of a batch is computed together with the second, and together with itself. A task that

@@ -9,6 +9,7 @@ from hvdtrain.data.naming import has_class, type_name
 from hvdtrain.errors import TaskError
 from hvdtrain.host.frameworks import FRAMEWORKS
 
+Shape = tuple[int, ...]
 # classes of losses by the name that computes the same
 _NAMES = {
     "torch": {
@@ -104,15 +105,11 @@ def check_foreign(task: Any, framework: str, found: Any, is_parameter: bool) -> 
 
 # the named losses and metrics whose outputs have an axis of classes
 OF_CLASSES = ("cross_entropy", "accuracy", "top5_accuracy")
-
-
 _OF_ONE_LOGIT = {"cross_entropy": "binary_cross_entropy", "accuracy": "binary_accuracy"}
 
 
 @functools.lru_cache
-def class_axis_of(
-    name: str, outputs: tuple[int, ...], targets: tuple[int, ...], class_axis: int | None = None
-) -> int:
+def class_axis_of(name: str, outputs: Shape, targets: Shape, class_axis: int | None = None) -> int:
     """Return the axis of the classes in logits: the last one, or 1 as in PyTorch's convolutions."""
     last = len(outputs) - 1
     given = None if class_axis is None or last < 1 else class_axis % len(outputs)
@@ -147,9 +144,8 @@ def _fits(outputs: tuple[int | None, ...], targets: tuple[int | None, ...], axis
     rest = outputs[:axis] + outputs[axis + 1 :]
     if outputs == targets or (axis == len(rest) and (*rest, 1) == targets):
         return True
-    return len(rest) == len(targets) and all(
-        None in (a, b) or a == b for a, b in zip(rest, targets, strict=True)
-    )
+    pairs = zip(rest, targets, strict=False)
+    return len(rest) == len(targets) and all(None in pair or pair[0] == pair[1] for pair in pairs)
 
 
 def class_axis_option(task: Any) -> dict[str, int]:
@@ -163,7 +159,7 @@ def class_axis_option(task: Any) -> dict[str, int]:
     return {} if class_axis is None else {"class_axis": class_axis}
 
 
-def check_comparable(name: str, outputs: tuple[int, ...], targets: tuple[int, ...]) -> None:
+def check_comparable(name: str, outputs: Shape, targets: Shape) -> None:
     """Check that outputs and targets have equal shapes, or differ by axes of length 1 only."""
     if [n for n in outputs[1:] if n != 1] != [n for n in targets[1:] if n != 1]:
         of_classes = " Of several classes, the loss is cross_entropy." * name.startswith("binary")

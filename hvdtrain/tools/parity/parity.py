@@ -65,10 +65,8 @@ def conclusion(result: Result) -> list[str]:
     """Return what was found, in sentences."""
     how = "in fp64" if result.is_wide else "in fp32"
     if result.has_parity:
-        largest = max((row.outputs.relative for row in result.rows if row.outputs is not None), default=0.0)
-        return [
-            f"parity: the models compute the same; outputs differ by {largest:.1e} {how}: this is rounding"
-        ]
+        most = max((row.outputs.relative for row in result.rows if row.outputs is not None), default=0.0)
+        return [f"parity: the models compute the same; outputs differ by {most:.1e} {how}: this is rounding"]
     lines = [f"first difference: {result.divergence}"] if result.divergence else []
     lines += [f"cause: {one.layer}: {one.suspect}: {one.text}" for one in result.findings]
     lines.append(f"no parity: {counted(len(result.findings), 'cause')} found")

@@ -35,16 +35,15 @@ class PlainLoop:
     state: Any  # the model's state by portable names
     table: Mapping[str, Any]  # the named losses of hvdtrain
     total: Callable[[Any], Any]  # the sum of a tensor
-    # what subclasses do: return the losses of samples, or their mean, and weights, without gradients; seed
-    # the framework
     optimizer: Any
+    # what subclasses do: take a step with a batch, the given one from 0, with a learning rate, and return its
+    # loss; return the losses of samples, or their mean, and weights, without gradients; seed the framework
+    step: Callable[[Samples, int, float], float]
     losses: Callable[[Samples, bool], tuple[Any, Any]]
     seed: Callable[[int], None]
     _open: Callable[[], None]
     _make_optimizer: Callable[[], None]
-    _prepare: Callable[[int, float], None]
     _tensors: Callable[[Samples], dict[str, Any]]
-    _plain_step: Callable[[Mapping[str, Any]], float]
     _like: Callable[[Any, Any], Any]
     _named: Callable[[str, Any, Any], Any]
 
@@ -63,11 +62,6 @@ class PlainLoop:
         self._open()
         self.start = self.arrays()
         self.trained = [one.name for one in self.state.trainable_fields()]
-
-    def step(self, samples: Samples, number: int, rate: float) -> float:
-        """Take a step with a batch, the ``number``th from 0, with a learning rate; return its loss."""
-        self._prepare(number, rate)
-        return self._plain_step(self._tensors(samples))
 
     def arrays(self) -> PortableState:
         """Return copies of the model's arrays."""

@@ -104,9 +104,7 @@ class Comparison:
     text: str = ""  # how
 
 
-def compare(
-    ref: Run, other: Run, rounding: Rounding, first: int = 1, left_out: str = "/left out"
-) -> Comparison:
+def compare(ref: Run, other: Run, rounding: Rounding, first: int = 1, left_out: str = "/") -> Comparison:
     """Compare two runs from step ``first`` on: a loss, then the parameters after the step, then other arrays.
 
     Arrays whose names end with ``left_out`` are not compared.

@@ -133,15 +133,14 @@ class Loop(PlainLoop):
             own_rate = float(group["lr"]) / float(self.own_base) if self.own_base else 1.0
             group["scale"] = own_rate * group.get("lr_scale", 1.0)
 
-    def _prepare(self, number: int, rate: float) -> None:
+    def step(self, samples: Samples, number: int, rate: float) -> float:
+        """Take a step."""
         self.backend.parts.computation.seed_step(number)  # the draws of one worker
         self.model.train()
         for group in self.optimizer.param_groups:
             group["lr"] = rate * group["scale"]
-
-    def _plain_step(self, batch: Mapping[str, Any]) -> float:
         self.optimizer.zero_grad()
-        loss = self._mean(*self._values(self.model, batch, True))
+        loss = self._mean(*self._values(self.model, self._tensors(samples), True))
         loss.backward()
         variables = list(self.model.parameters())
         found = [variable.grad for variable in variables if variable.grad is not None]

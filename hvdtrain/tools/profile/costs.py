@@ -28,7 +28,10 @@ class StepWait(NamedTuple):
     last_rank: int  # the worker that was ready last
 
 
-def waits_by_rank(recordings: Sequence[Recording]) -> dict[int, list[StepWait]]:
+Waits = dict[int, list[StepWait]]  # of each worker
+
+
+def waits_by_rank(recordings: Sequence[Recording]) -> Waits:
     """Return the steps of each worker that all of them have marks of, by rank; none of a single worker."""
     if len(recordings) < 2:
         return {}
@@ -36,7 +39,7 @@ def waits_by_rank(recordings: Sequence[Recording]) -> dict[int, list[StepWait]]:
         one.rank: {m.step: (one.common(m.ready_ns), one.common(m.reduced_ns)) for m in one.marks}
         for one in recordings
     }
-    waits: dict[int, list[StepWait]] = {one.rank: [] for one in recordings}
+    waits: Waits = {one.rank: [] for one in recordings}
     for step in sorted(set.intersection(*(set(found) for found in marks.values()))):
         last_rank = max(marks, key=lambda rank: marks[rank][step][0])
         all_ready_ns = marks[last_rank][step][0]
@@ -48,7 +51,7 @@ def waits_by_rank(recordings: Sequence[Recording]) -> dict[int, list[StepWait]]:
     return waits
 
 
-def _last_ranks(waits: Mapping[int, Sequence[StepWait]]) -> dict[int, int]:
+def _last_ranks(waits: Waits) -> dict[int, int]:
     """Return in how many steps each worker was the last to have its gradients; the most first."""
     return dict(Counter(wait.last_rank for wait in next(iter(waits.values()), ())).most_common())
 
@@ -144,15 +147,12 @@ def _phases(recordings: Sequence[Recording]) -> Iterator[CostByRank]:
             is_data = name == READING_DATA
             what = "waiting for data" if is_data else name.removesuffix(" after step")
             yield "data" if is_data else "other", what, by_rank
-    gaps = [
-        max(0, r.end_ns - r.begin_ns - sum(p.end_ns - p.begin_ns for p in r.phases)) / 1e9 for r in recordings
-    ]
+    busy = [sum(phase.end_ns - phase.begin_ns for phase in one.phases) for one in recordings]
+    gaps = [max(0, r.end_ns - r.begin_ns - ns) / 1e9 for r, ns in zip(recordings, busy, strict=True)]
     yield "other", "the recording itself, which notes what begins and ends", gaps
 
 
-def _in_steps(
-    recordings: Sequence[Recording], waits: Mapping[int, Sequence[StepWait]]
-) -> Iterator[CostByRank]:
+def _in_steps(recordings: Sequence[Recording], waits: Waits) -> Iterator[CostByRank]:
     """Yield what the time in steps consists of: waiting, reducing, operations, and the rest."""
     last, count = _last_ranks(waits), len(next(iter(waits.values()), ()))
     waiting = {rank: [0.0] * len(recordings) for rank in last}
@@ -226,9 +226,7 @@ def _of_worker(recording: Recording, begin_ns: int) -> Iterator[Event]:
         yield {**_span(track, span.name, at_ns, span.end_ns - span.begin_ns), "cat": span.kind}
 
 
-def _of_horovod(
-    timeline: Iterable[Mapping[str, Any]], process: int, begin_ns: int, end_ns: int
-) -> Iterator[Event]:
+def _of_horovod(timeline: Iterable[Event], process: int, begin_ns: int, end_ns: int) -> Iterator[Event]:
     """Yield what the timeline has between two times: in it each tensor is a process, here a track."""
     epoch_us, places = 0, dict[int, int]()
     open_spans: dict[int, list[tuple[str, int]]] = defaultdict(list)

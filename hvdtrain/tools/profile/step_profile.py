@@ -82,18 +82,15 @@ class StepProfile(LoopHook):
                 self._write([recording])
 
     def _nothing(self, why: str) -> None:
-        self._is_over = True
-        self._session.services.report.note(
-            f"profile: nothing was recorded of {self._window.describe()}: {why}"
-        )
+        self._is_over, window = True, self._window.describe()
+        self._session.services.report.note(f"profile: nothing was recorded of {window}: {why}")
 
     def _begin(self, step: int) -> None:
         """Collective. Begin to record."""
         workers = self._workers
         if step > self._window.first:
-            self._session.services.report.note(
-                f"profile: recording begins with step {step:,}: training resumed there"
-            )
+            note = f"profile: recording begins with step {step:,}: training resumed there"
+            self._session.services.report.note(note)
         with ACTIVITY.during("starting the profiler before step", step):
             clock = measure_offset(workers, clock_id())
             self._recording = recording = Recording(workers.rank, workers.host, clock=clock)
