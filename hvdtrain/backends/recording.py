@@ -3,6 +3,7 @@
 import json
 import os
 import tempfile
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -117,15 +118,29 @@ class HorovodTimeline:
             return list(json.loads(content)) if content else []
 
 
-class StepRecorder:
-    """Records a worker's steps. Local: no collective.
+class StepRecorder(ABC):
+    """Records a worker's steps. Local: no collective."""
 
-    Each framework's has ``start``, which starts its profiler, and ``stop``, which returns ``Operations``.
-    """
+    hvd: Any  # Horovod's binding of the framework
 
-    start: Any
-    stop: Any
-
-    def __init__(self, hvd: Any, clock: Any) -> None:
-        self.timeline = HorovodTimeline(hvd)
+    def __init__(self, clock: Any) -> None:
+        self.timeline = HorovodTimeline(self.hvd)
         self.busy: Callable[[], Busy | None] = clock.busy  # what the clock says; None if it measures nothing
+        self._started: Any = None
+
+    def start(self) -> None:
+        """Start the framework's profiler."""
+        self._started = self._start()
+
+    def stop(self) -> Operations:
+        """Stop the framework's profiler and return what it recorded; nothing if it did not start."""
+        started, self._started = self._started, None
+        return Operations() if started is None else self._stop(started)
+
+    @abstractmethod
+    def _start(self) -> Any:
+        """Start the framework's profiler; return what ``_stop`` is given."""
+
+    @abstractmethod
+    def _stop(self, started: Any) -> Operations:
+        """Stop the framework's profiler and return what it recorded."""

@@ -34,6 +34,7 @@ _ENDLESS = 10**9
 SMALL_RATE = 1e-3  # of the learning rate, where a model must not diverge
 # a worker's step times, and how long all waited for data in a step on average
 Own = tuple[list[float], float]
+Change = Callable[[Config], Config]
 
 
 @dataclass(frozen=True)
@@ -47,9 +48,7 @@ class OpenRun:
 
 
 @contextmanager
-def opened_run(
-    layers: list[Layer], change: Callable[[Config], Config], task_class: Any = None
-) -> Iterator[OpenRun]:
+def opened_run(layers: list[Layer], change: Change, task_class: Any = None) -> Iterator[OpenRun]:
     """Collective. Return a context with a run of a job."""
     check_may_be_elastic(None)
     with interruptible() as signals, seeded_frameworks():

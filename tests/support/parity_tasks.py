@@ -3,20 +3,24 @@
 import numpy as np
 
 
-class Words:
-    """Predicts the next token with one block of attention."""
+class Mistaken:
+    """A task whose models are twins but for a mistake."""
 
     defaults = {"steps": 12, "batch_size": 8, "learning_rate": 0.05, "seed": 3}  # noqa: RUF012
 
     def __init__(self, mistake=""):
         self.mistake = mistake
 
+    def eval_data(self):
+        return None
+
+
+class Words(Mistaken):
+    """Predicts the next token with one block of attention."""
+
     def train_data(self):
         tokens = np.random.RandomState(0).randint(0, 12, (64, 7))
         return {"inputs": tokens[:, :-1], "targets": tokens[:, 1:]}
-
-    def eval_data(self):
-        return None
 
     def torch_loss(self, model, batch):
         from torch.nn.functional import cross_entropy
@@ -84,21 +88,14 @@ class Words:
         return keras.Model(tokens, layers.Dense(12, name="logits")(x + layers.Dense(16, name="narrow")(y)))
 
 
-class Pictures:
+class Pictures(Mistaken):
     """Classifies images with a strided convolution, batch norm and a layer of the user's own."""
 
     loss, metrics = "cross_entropy", {}
-    defaults = {"steps": 12, "batch_size": 8, "learning_rate": 0.05, "seed": 3}  # noqa: RUF012
-
-    def __init__(self, mistake=""):
-        self.mistake = mistake
 
     def train_data(self):
         random = np.random.RandomState(0)
         return random.standard_normal((64, 8, 8, 3)).astype(np.float32), random.randint(0, 4, 64)
-
-    def eval_data(self):
-        return None
 
     def torch_model(self):
         import torch
@@ -170,21 +167,15 @@ class Unlike(Words):
         )
 
 
-class Normed:
+class Normed(Mistaken):
     """Normalizes batches of 64 images, after a convolution and dropout of whole channels."""
 
     loss, metrics = "cross_entropy", {}
     defaults = {"batch_size": 64, "learning_rate": 0.05, "seed": 3}  # noqa: RUF012
 
-    def __init__(self, mistake=""):
-        self.mistake = mistake
-
     def train_data(self):
         random = np.random.RandomState(0)
         return random.standard_normal((128, 8, 8, 3)).astype(np.float32), random.randint(0, 4, 128)
-
-    def eval_data(self):
-        return None
 
     def torch_model(self):
         from torch import nn
@@ -216,20 +207,14 @@ class Normed:
         return keras.Model(images, layers.Dense(4, name="logits")(x))
 
 
-class Several:
+class Several(Mistaken):
     """Has two outputs in a dictionary, whose keys lie in another order, and a norm that computes in fp32."""
 
     defaults = {"steps": 1, "batch_size": 8, "learning_rate": 0.05, "seed": 3}  # noqa: RUF012
 
-    def __init__(self, mistake=""):
-        self.mistake = mistake
-
     def train_data(self):
         random = np.random.RandomState(0)
         return random.standard_normal((16, 4)).astype(np.float32), random.randint(0, 2, 16)
-
-    def eval_data(self):
-        return None
 
     def torch_loss(self, model, batch):
         return (model(batch["inputs"])["b"] ** 2).sum(1), {}

@@ -1,4 +1,4 @@
-"""Metrics of a whole evaluation in both frameworks, against scikit-learn; and what is refused."""
+"""Metrics of a whole evaluation against scikit-learn, torchmetrics and Keras; and what is refused."""
 
 import warnings
 from importlib import import_module
@@ -9,29 +9,30 @@ import pytest
 import sklearn.metrics as reference
 
 import hvdtrain
+from hvdtrain.backends.objective import metric_objects
 from hvdtrain.backends.objective.evaluation_metrics import EvaluationMetrics
 from hvdtrain.backends.objective.stateful_metrics import Rows, RowsState
 from hvdtrain.errors import TaskError
 
 torch = pytest.importorskip("torch")
 tf = pytest.importorskip("tensorflow")
+keras = pytest.importorskip("keras")
+torchmetrics = pytest.importorskip("torchmetrics")
+classification, regression = torchmetrics.classification, torchmetrics.regression
 
 RANDOM = np.random.RandomState(3)
 SAMPLES = 53
-ALONE = SimpleNamespace(rank=0, size=1, broadcast_object=lambda v: v, allgather_object=lambda v: [v])
 
 
-def functions_of(framework):
-    return import_module(f"hvdtrain.backends.{framework}.objective.losses").FUNCTIONS
+def side_of(framework, tensor):
+    module = import_module(f"hvdtrain.backends.{framework}.objective.losses")
+    return SimpleNamespace(functions=module.FUNCTIONS, tensor=tensor, module=module)
 
 
 # loaded here, since loading TensorFlow changes the environment
-SIDES = {
-    "torch": SimpleNamespace(
-        name="torch", functions=functions_of("torch"), tensor=lambda a: torch.from_numpy(np.array(a))
-    ),
-    "tf": SimpleNamespace(name="tf", functions=functions_of("tensorflow"), tensor=tf.constant),
-}
+OF_TORCH = side_of("torch", lambda array: torch.from_numpy(np.array(array)))
+OF_KERAS = side_of("tensorflow", tf.constant)
+SIDES = {"torch": OF_TORCH, "tf": OF_KERAS}
 
 
 @pytest.fixture(params=SIDES)
@@ -49,15 +50,27 @@ def rows(indices, size, total=SAMPLES):
     return Rows(np.arange(size) < len(indices), np.concatenate([indices, padding]), total)
 
 
-def value(side, name, outputs, targets, loss="cross_entropy", **task):
-    """Return a metric of all samples, added in batches of which the last is padded."""
-    metrics, order = evaluation(side, loss, {"it": name}, **task), np.arange(len(outputs))
-    metrics.begin()
-    for first in range(0, len(order), 8):
-        places = rows(order[first : first + 8], 8, len(outputs))
-        given, wanted = side.tensor(np.float32(outputs)[places.indices]), side.tensor(targets[places.indices])
-        metrics.add((given, {"targets": wanted}), places)
-    return metrics.computed(ALONE)["it"]
+def copy(metric):
+    """Give an object of its own to a worker that shares this process."""
+    if isinstance(metric, keras.metrics.Metric) and type(metric).__module__.startswith("keras."):
+        return metric.from_config(metric.get_config())
+    return metric
+
+
+def state_of(side, metric, loss="mse", **task):
+    return evaluation(side, loss, {"it": copy(metric)}, **task)._states["it"]
+
+
+def value(side, metric, outputs, targets, loss="cross_entropy", **task):
+    """Return what a metric computes over three workers, whose last batches are padded."""
+    states = [state_of(side, metric, loss, **task) for _ in range(3)]
+    for first in range(0, len(outputs), 15):
+        for rank, state in enumerate(states):
+            own = np.arange(first + 5 * rank, min(first + 5 * rank + 5, len(outputs)))
+            places = rows(own, 5, len(outputs))
+            given = side.tensor(np.float32(outputs)[places.indices])
+            state.add(given, {"targets": side.tensor(targets[places.indices])}, places)
+    return states[0].value([state.parts() for state in states])
 
 
 AVERAGED = {
@@ -228,3 +241,158 @@ def test_workers_whose_rows_differ_are_refused(side):
         of_workers.append(state.parts())
     with pytest.raises(TaskError, match=r"metrics\['m'\]: update returned .*\(2,\).* and .*\(3,\)"):
         state.value(of_workers)
+
+
+CLASSES = 3
+LOGITS = RANDOM.randn(SAMPLES, CLASSES).astype("float32") * 2
+LABELS = RANDOM.randint(0, CLASSES, SAMPLES)
+ONE_HOT = np.eye(CLASSES, dtype="float32")[LABELS]
+SCORES = RANDOM.randn(SAMPLES).astype("float32")
+YES = (RANDOM.rand(SAMPLES) < 0.4).astype("float32")
+MANY = (RANDOM.rand(SAMPLES, CLASSES) < 0.4).astype("float32")
+NUMBERS = RANDOM.randn(SAMPLES, 2).astype("float32") + 3
+
+
+def sigmoid(array):
+    return 1 / (1 + np.exp(-array))
+
+
+def softmax(array):
+    return np.exp(array) / np.exp(array).sum(-1, keepdims=True)
+
+
+def by_torchmetrics(metric, preds, targets):
+    metric = metric.clone()
+    metric.update(torch.from_numpy(np.array(preds)), torch.from_numpy(np.array(targets)))
+    return float(metric.compute())
+
+
+BCE, CE = "binary_cross_entropy", "cross_entropy"
+TORCHMETRICS = {
+    "auroc of logits": (classification.BinaryAUROC(), BCE, SCORES, YES),
+    "labels": (classification.MultilabelAUROC(CLASSES), BCE, LOGITS, MANY),
+    "classes": (classification.MulticlassF1Score(CLASSES), CE, LOGITS, LABELS),
+    "calibration": (classification.MulticlassCalibrationError(CLASSES), CE, LOGITS, LABELS),
+    "composed": (regression.MeanSquaredError() + regression.MeanAbsoluteError(), "mse", SCORES, YES),
+    "axis of length 1": (regression.MeanAbsoluteError(), "mse", SCORES[:, None], YES),
+}
+
+
+@pytest.mark.parametrize("name", TORCHMETRICS)
+def test_torchmetrics_over_workers(name):
+    metric, loss, outputs, targets = TORCHMETRICS[name]
+    given = outputs.reshape(targets.shape) if outputs.size == targets.size else outputs
+    wanted = targets if loss == "mse" else targets.astype("int64")
+    expected = by_torchmetrics(metric, given, wanted)
+    assert value(OF_TORCH, metric, outputs, targets, loss) == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_worker_without_samples_does_not_matter():
+    # of these, the states get their shape in the first update
+    few, targets = NUMBERS[:4], NUMBERS[:4] + LOGITS[:4, :2] / 9
+    for side, metric, alone in (
+        (OF_TORCH, regression.ExplainedVariance(), regression.ExplainedVariance()),
+        (OF_KERAS, keras.metrics.R2Score(), regression.R2Score()),
+    ):
+        expected = by_torchmetrics(alone, few, targets)
+        assert value(side, metric, few, targets, "mse") == pytest.approx(expected, rel=1e-6)
+
+
+OF_TOKENS, TOKENS = RANDOM.randn(12, CLASSES, 4).astype("float32"), RANDOM.randint(0, CLASSES, (12, 4))
+KERAS_METRICS = {
+    "auc of logits": (keras.metrics.AUC(), BCE, SCORES, YES, sigmoid),
+    "auc that takes logits": (keras.metrics.AUC(from_logits=True), BCE, SCORES, YES, None),
+    "threshold of logits": (keras.metrics.Precision(thresholds=0.0), BCE, SCORES, YES, None),
+    "classes": (keras.metrics.SparseCategoricalAccuracy(), CE, LOGITS, LABELS, softmax),
+    "one-hot": (keras.metrics.F1Score(average="macro"), CE, LOGITS, ONE_HOT, softmax),
+    "axis 1": (
+        keras.metrics.SparseCategoricalAccuracy(),
+        CE,
+        OF_TOKENS,
+        TOKENS,
+        lambda a: np.moveaxis(a, 1, -1),
+    ),
+    "iou": (keras.metrics.MeanIoU(CLASSES, sparse_y_pred=False), CE, LOGITS, LABELS, softmax),
+}
+
+
+@pytest.mark.parametrize("name", KERAS_METRICS)
+def test_keras_over_workers(name):
+    metric, loss, outputs, targets, prepared = KERAS_METRICS[name]
+    alone = copy(metric)
+    alone.update_state(targets, outputs if prepared is None else prepared(outputs))
+    expected = float(alone.result())
+    assert value(OF_KERAS, metric, outputs, targets, loss) == pytest.approx(expected, rel=1e-6)
+
+
+def test_classes_on_the_last_axis_are_moved_for_torchmetrics():
+    outputs = RANDOM.randn(12, 4, CLASSES).astype("float32")
+    targets = RANDOM.randint(0, CLASSES, (12, 4))
+    metric = classification.MulticlassAccuracy(CLASSES, average="micro")
+    expected = (outputs.argmax(-1) == targets).mean()
+    assert value(OF_TORCH, metric, outputs, targets) == pytest.approx(expected)
+    square = RANDOM.randn(12, CLASSES, CLASSES).astype("float32")
+    with pytest.raises(TaskError, match="cannot tell which axis"):
+        value(OF_TORCH, metric, square, targets[:, :CLASSES])
+
+
+def made_wrong():
+    raise KeyError("threshold")
+
+
+FIT = ("mse", SCORES, YES)
+NOT_ALL = np.where(SCORES.min() < SCORES, SCORES, np.nan)
+COLLECTION = torchmetrics.MetricCollection([regression.MeanSquaredError()])
+REFUSED = {
+    "collection": ("torch", COLLECTION, *FIT, "is no single number"),
+    "aggregator": ("tf", keras.metrics.Mean(), *FIT, "is no single number"),
+    "function": ("torch", hvdtrain.MetricObject(torch=made_wrong), *FIT, "cannot be constructed"),
+    "other framework": ("tf", regression.MeanSquaredError(), *FIT, "an object of Keras, as this"),
+    "logits or not": ("torch", classification.BinaryAUROC(), *FIT, r"outside of \[0, 1\]"),
+    "no number": ("tf", keras.metrics.BinaryAccuracy(), BCE, NOT_ALL, YES, r"outside of \[0, 1\]"),
+    "one-hot or not": ("tf", keras.metrics.CategoricalAccuracy(), CE, LOGITS, LABELS, "compares arrays"),
+    "probabilities": ("tf", keras.metrics.Accuracy(), BCE, SCORES, YES, "takes class numbers"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_would_be_wrong_is_refused(name):
+    framework, metric, loss, outputs, targets, said = REFUSED[name]
+    with pytest.raises(TaskError, match=said):
+        value(SIDES[framework], metric, outputs, targets, loss)
+
+
+def test_targets_that_the_loss_ignores_are_refused_or_left_to_an_object_that_knows_them():
+    metric = keras.metrics.SparseCategoricalAccuracy()
+    with pytest.raises(TaskError, match="is given targets of -1, which the loss leaves out"):
+        value(OF_KERAS, metric, LOGITS, LABELS - 1, ignore_index=-1)
+    labels = np.where(np.arange(SAMPLES) % 4 == 0, -100, LABELS)
+    metric = classification.MulticlassAccuracy(CLASSES, average="micro", ignore_index=-100)
+    expected = (LOGITS.argmax(-1) == labels)[labels >= 0].mean()
+    assert value(OF_TORCH, metric, LOGITS, labels, ignore_index=-100) == pytest.approx(expected)
+
+
+def test_keras_counts_no_more_than_the_24_bits_of_its_variables(monkeypatch):
+    monkeypatch.setattr(OF_KERAS.module, "_MOST_COUNTED", SAMPLES - 1)
+    with pytest.raises(TaskError, match="which Keras cannot count in float32"):
+        value(OF_KERAS, keras.metrics.MeanAbsoluteError(), SCORES, YES, "mse")
+    found = value(OF_KERAS, keras.metrics.MeanAbsoluteError(dtype="float64"), SCORES, YES, "mse")
+    assert found == pytest.approx(np.abs(SCORES - YES).mean(), rel=1e-6)
+
+
+def test_many_numbers_are_given_in_parts(monkeypatch):
+    monkeypatch.setattr(metric_objects, "_MOST_NUMBERS", 20)
+    metric = regression.SpearmanCorrCoef()
+    expected = by_torchmetrics(metric, SCORES, SCORES + YES)
+    assert value(OF_TORCH, metric, SCORES, SCORES + YES, "mse") == pytest.approx(expected)
+
+
+def test_a_mask_of_keras_leaves_out_what_it_hides():
+    outputs, targets = NUMBERS[:6], NUMBERS[:6] + 1
+    targets[2:4] += 7
+    mask = np.ones(outputs.shape, bool)
+    mask[2:4] = False
+    state = state_of(OF_KERAS, keras.metrics.MeanAbsoluteError())
+    masked = OF_KERAS.module.with_mask(tf.constant(outputs[..., None]), tf.constant(mask))
+    state.add(masked, {"targets": tf.constant(targets[..., None])}, rows(np.arange(6), 6, 6))
+    assert state.value([state.parts()]) == pytest.approx(1, rel=1e-5)

@@ -1,4 +1,4 @@
-"""Named losses in both frameworks: the axis of classes, soft targets, structured outputs, loss objects."""
+"""Named losses in both frameworks: classes, soft and ignored targets, weights, loss objects; refusals."""
 
 from types import SimpleNamespace
 
@@ -29,12 +29,17 @@ def side(request):
     return SimpleNamespace(name=request.param, tensor=tensor, table=table, library=library)
 
 
-def values(side, outputs, targets, **task):
-    """Return the losses and the metrics of a task whose model gives these outputs."""
+def computed(side, outputs, targets, smoothing=0.0, weights=None, **task):
+    """Return the loss and the metrics of a task whose model gives these outputs."""
     task = {"loss": "cross_entropy", **task}
-    objective = make_objective(SimpleNamespace(**task), side.name, side.table)
+    objective = make_objective(SimpleNamespace(**task), side.name, side.table, smoothing)
     batch = {"inputs": side.tensor(np.float32(outputs)), "targets": side.tensor(targets)}
-    losses, metrics = objective(lambda x: x, batch)
+    return objective(lambda x: x, batch if weights is None else {**batch, "weights": side.tensor(weights)})
+
+
+def values(side, outputs, targets, **task):
+    """Return the values of losses and metrics whose weights are equal."""
+    losses, metrics = computed(side, outputs, targets, **task)
     return per_sample(losses), {name: per_sample(value) for name, value in metrics.items()}
 
 
@@ -175,3 +180,76 @@ def test_other_losses_of_a_library_are_refused(framework, field, loss, said):
     table = SIDES[framework][1]
     with pytest.raises(TaskError, match=said):
         make_objective(SimpleNamespace(**{field: loss}), framework, table)
+
+
+def mean(result):
+    """Give the mean over what counts of a result of nine samples, and check its shape."""
+    assert isinstance(result, Weighted)
+    values, weights = (np.asarray(part, np.float64) for part in result)
+    assert values.shape == weights.shape == (9,)
+    assert np.isfinite(values).all()
+    return (values * weights).sum() / weights.sum()
+
+
+@pytest.mark.parametrize(("ignored", "smoothing"), [(-100, 0.0), (255, 0.2), (0, 0.2)])
+@pytest.mark.parametrize("shape", [(9,), (9, 3), (9, 2, 4)], ids=str)
+def test_ignored_targets_are_left_out_as_in_pytorch(side, shape, ignored, smoothing):
+    classes = 6
+    logits, targets = np.float32(2 * RANDOM.randn(*shape, classes)), RANDOM.randint(0, classes, shape)
+    targets[RANDOM.rand(*shape) < 0.3] = ignored
+    targets[2] = ignored  # the whole of a sample
+    metrics = {name: name for name in ("accuracy", "top5_accuracy", "cross_entropy")}
+    loss, found = computed(side, logits, targets, smoothing, metrics=metrics, ignore_index=ignored)
+    flat, labels = torch.from_numpy(logits).reshape(-1, classes), torch.from_numpy(targets).reshape(-1)
+    for result, of_torch_too in ((loss, smoothing), (found["cross_entropy"], 0.0)):
+        options = {"ignore_index": ignored, "label_smoothing": of_torch_too}
+        expected = torch.nn.functional.cross_entropy(flat, labels, **options).item()
+        assert mean(result) == pytest.approx(expected, 1e-5)
+    order = np.argsort(-logits, -1)[targets != ignored]
+    right = order == targets[targets != ignored][:, None]
+    assert mean(found["accuracy"]) == pytest.approx(right[:, 0].mean())
+    assert mean(found["top5_accuracy"]) == pytest.approx(right[:, :5].any(1).mean())
+
+
+@pytest.mark.parametrize("per_target", [False, True])
+def test_a_batchs_weights_weigh_losses_and_no_metrics(side, per_target):
+    outputs, targets = np.float32(RANDOM.randn(2, 9, 3))
+    weights = np.float32(RANDOM.rand(9, *([3] if per_target else [])))
+    found, metrics = computed(side, outputs, targets, weights=weights, loss="mse", metrics={"same": "mse"})
+    each, share = (outputs - targets) ** 2, weights if per_target else weights[:, None] * np.ones(3)
+    assert mean(found) == pytest.approx((each * share).sum() / share.sum(), rel=1e-5)
+    np.testing.assert_allclose(np.asarray(metrics["same"]), each.mean(1), rtol=1e-5)
+
+
+def test_ignored_labels_of_binary_targets_are_left_out(side):
+    logits, targets = np.float32(RANDOM.randn(9, 3)), np.float32(RANDOM.randint(0, 2, (9, 3)))
+    known = RANDOM.rand(9, 3) < 0.6
+    task = {"loss": "binary_cross_entropy", "metrics": {"right": "binary_accuracy"}, "ignore_index": -1}
+    loss, metrics = computed(side, logits, np.where(known, targets, np.float32(-1)), **task)
+    each = np.log1p(np.exp(-np.where(targets > 0, logits, -logits)))
+    assert mean(loss) == pytest.approx(each[known].mean(), rel=1e-5)
+    assert mean(metrics["right"]) == pytest.approx(((logits > 0) == (targets > 0))[known].mean())
+
+
+def test_one_target_per_sample_costs_nothing_unless_the_task_says_that_some_are_ignored(side):
+    logits, targets = RANDOM.randn(9, 6), RANDOM.randint(0, 6, 9)
+    loss, metrics = computed(side, logits, targets, metrics={"accuracy": "accuracy"})
+    assert not isinstance(loss, Weighted)
+    assert not isinstance(metrics["accuracy"], Weighted)
+    with pytest.raises(Exception, match="-100"):  # it does not count as a loss of 0
+        computed(side, logits, np.where(targets == 1, -100, targets))
+
+
+@pytest.mark.parametrize(
+    ("attributes", "said"),
+    [
+        ({"ignore_index": 1.5}, r"ignore_index must be a class number that does not count, found 1\.5"),
+        ({"class_weights": [1.0, -1.0]}, r"class_weights must be numbers of at least 0.*\[1\.0, -1\.0\]"),
+        ({"class_weights": {0: 1.0}}, "class_weights must be numbers"),
+        ({"class_weights": [1.0], "loss": "mse"}, "acts on the named loss cross_entropy"),
+        ({"class_weights": [1.0], "torch_loss": print}, "the task's loss is its own torch_loss"),
+    ],
+)
+def test_what_a_task_cannot_say_is_refused(attributes, said):
+    with pytest.raises(TaskError, match=said):
+        make_objective(SimpleNamespace(**{"loss": "cross_entropy", **attributes}), "torch", of_torch.NAMED)

@@ -126,9 +126,7 @@ class _Targets:
         found = self.functions.to_numpy(outputs).reshape(targets.shape)
         return shaped(found), shaped(targets), shaped(counted)
 
-    def _counted(
-        self, targets: Array, mask: Any, is_right: Array, rule: str, looks: bool = True
-    ) -> NDArray[np.bool_]:
+    def _counted(self, targets: Array, mask: Any, is_right: Array, rule: str, looks: bool = True) -> Array:
         """Return which targets count: those that are not ignored, and not masked by Keras. Check these."""
         looks = looks and (self.counting.of_samples or targets.ndim > 1)
         counted = targets != self.counting.ignore_index if looks else np.ones(targets.shape, bool)
@@ -225,20 +223,13 @@ _METRICS: dict[str, tuple[Callable[..., Sums], Callable[..., Any], Callable[[Any
 NAMES = frozenset(_METRICS)
 
 
-def named_metric(name: str, kind: str, task: Any, functions: MetricFunctions) -> SumMetric | GatheredMetric:
-    """Return a named metric."""
+def _named_metric(name: str, kind: str, task: Any, functions: MetricFunctions) -> Any:
     loss, _ = named_loss(getattr(task, "loss", None), functions.framework)
-    of_loss = counting_of(task, loss)
-    targets = _Targets(
-        f"metrics[{name!r}]",
-        Counting(of_loss.ignore_index, of_loss.of_samples),
-        class_axis_option(task).get("class_axis"),
-        loss if isinstance(loss, str) else "",
-        functions,
-    )
+    class_axis = class_axis_option(task).get("class_axis")
+    loss_name = loss if isinstance(loss, str) else ""
+    targets = _Targets(f"metrics[{name!r}]", counting_of(task, loss), class_axis, loss_name, functions)
     update, metric, compute = _METRICS[kind]
-    found: SumMetric | GatheredMetric = metric(of_tensor(kind, partial(update, targets)), compute)
-    return found
+    return metric(of_tensor(kind, partial(update, targets)), compute)
 
 
 # what an evaluation's call of the model gave: (outputs, batch), or nothing if there are no such metrics
@@ -262,9 +253,10 @@ class EvaluationMetrics:
         given = {} if hasattr(task, f"{functions.framework}_loss") else getattr(task, "metrics", {})
         for name, metric in given.items():
             if is_metric_object(metric):
-                found = functions.fed_object(name, metric, task).gathered()
+                fed = functions.fed_object(name, metric, task)
+                found = GatheredMetric(fed.rows, fed.computed, fed.given.max_bytes)
             elif is_stateful(metric):
-                found = named_metric(name, metric, task, functions) if isinstance(metric, str) else metric
+                found = _named_metric(name, metric, task, functions) if isinstance(metric, str) else metric
             else:
                 continue
             self._states[name] = RowsState(name, found, functions.to_numpy)

@@ -14,6 +14,7 @@ from hvdtrain.workers.seeding import random_state_kept
 
 # name to values, (samples,) or one number of all of them; and weights of the same shape, if they have some
 GivenArrays = Mapping[str, tuple[NDArray[Any], NDArray[Any] | None]]
+ValuesOf = Callable[[NDArray[np.int64], int], GivenArrays]  # of rows of a batch, with a seed
 _PAGE = "`hvdtrain docs global-losses` shows losses over the global batch."
 
 
@@ -71,20 +72,15 @@ class Gathering(ABC):
             self._is_parted = before
 
     @property
-    def is_in_loss(self) -> bool:
-        """Whether a loss is being computed, which may gather."""
-        return self._weights is not None
-
-    @property
     def is_in_loss_of_several(self) -> bool:
         """Whether a loss is being computed of samples that several workers have."""
-        return self.is_in_loss and not (self._is_alone or self._is_parted)
+        return self._weights is not None and not (self._is_alone or self._is_parted)
 
     def __call__(self, tensor: Any, positions: bool = False) -> Any:
         """Return what ``all_gather`` does."""
-        if self._is_parted or (self._is_alone and not self.is_in_loss):
+        if self._is_parted or (self._is_alone and self._weights is None):
             return _alone(tensor, positions)
-        if not self.is_in_loss:
+        if self._weights is None:
             raise TaskError(
                 "hvdtrain.all_gather was called outside of a loss or metric of a task, or with --stages",
                 f"Call it in the task's loss; callbacks use Horovod's own functions. {_PAGE}",
@@ -105,14 +101,15 @@ class Gathering(ABC):
         """Collective. Return the rows of all workers and the positions of this worker's own among them."""
 
 
-def horovods_own() -> TaskError:
-    """Return the error of a loss that calls Horovod's allgather."""
-    return TaskError(
-        "a loss or metric calls Horovod's allgather, which takes padding for samples, and divides the "
-        "gradient by the number of workers",
-        f"Call hvdtrain.all_gather(tensor) in its place. {_PAGE}",
-        everywhere=True,
-    )
+def refuse_horovods_own(is_of_all: bool) -> None:
+    """Refuse Horovod's allgather, of all workers, in a loss of samples that several workers have."""
+    if is_of_all and Gathering.built is not None and Gathering.built.is_in_loss_of_several:
+        raise TaskError(
+            "a loss or metric calls Horovod's allgather, which takes padding for samples, and divides the "
+            "gradient by the number of workers",
+            f"Call hvdtrain.all_gather(tensor) in its place. {_PAGE}",
+            everywhere=True,
+        )
 
 
 def _alone(tensor: Any, positions: bool) -> Any:
@@ -125,9 +122,7 @@ def _alone(tensor: Any, positions: bool) -> Any:
     return tensor, own.to(tensor.device) if library.__name__ == "torch" else own
 
 
-def find_comparing(
-    values_of: Callable[[NDArray[np.int64], int], GivenArrays], samples: int, tolerance: float
-) -> str:
+def find_comparing(values_of: ValuesOf, samples: int, tolerance: float) -> str:
     """Return a sentence on how a loss or metric of a sample depends on other samples; empty if it does not.
 
     The first half of a batch is computed together with the second, and together with itself. A task that

@@ -9,22 +9,18 @@ from hvdtrain.data.naming import has_class, type_name
 from hvdtrain.errors import TaskError
 from hvdtrain.host.frameworks import FRAMEWORKS
 
+Shape = tuple[int, ...]
 # classes of losses by the name that computes the same
 _NAMES = {
     "torch": {
-        "CrossEntropyLoss": "cross_entropy",
-        "BCEWithLogitsLoss": "binary_cross_entropy",
-        "MSELoss": "mse",
-        "L1Loss": "mae",
+        "CrossEntropyLoss": "cross_entropy", "BCEWithLogitsLoss": "binary_cross_entropy",
+        "MSELoss": "mse", "L1Loss": "mae",
     },
     "tf": {
-        "SparseCategoricalCrossentropy": "cross_entropy",
-        "CategoricalCrossentropy": "cross_entropy",
-        "BinaryCrossentropy": "binary_cross_entropy",
-        "MeanSquaredError": "mse",
-        "MeanAbsoluteError": "mae",
+        "SparseCategoricalCrossentropy": "cross_entropy", "CategoricalCrossentropy": "cross_entropy",
+        "BinaryCrossentropy": "binary_cross_entropy", "MeanSquaredError": "mse", "MeanAbsoluteError": "mae",
     },
-}
+}  # fmt: skip
 _HOLDERS = {
     "torch": "of a torch.nn.Module",
     "tf": "a keras.Variable of a keras.losses.Loss or of a built layer",
@@ -33,13 +29,9 @@ _PACKAGES = {"torch": "torch.nn.", "tf": "keras."}
 # settings of loss objects with the values that a named loss has; one that an object lacks has the first
 _PLAIN = {
     "reduction": ("mean", "none", None, "sum_over_batch_size", "mean_with_sample_weight"),
-    "ignore_index": (-100,),
-    "weight": (None,),
-    "pos_weight": (None,),
-    "from_logits": (True,),
-    "ignore_class": (None, -100),
-    "axis": (-1,),
-}
+    "ignore_index": (-100,), "weight": (None,), "pos_weight": (None,), "from_logits": (True,),
+    "ignore_class": (None, -100), "axis": (-1,),
+}  # fmt: skip
 
 
 def named_loss(loss: Any, framework: str, field: str = "loss") -> tuple[Any, dict[str, Any]]:
@@ -57,7 +49,15 @@ def named_loss(loss: Any, framework: str, field: str = "loss") -> tuple[Any, dic
                 f"Use a name that both have ({known}), or choose it in the task by framework.",
             )
     if not modules[0].startswith(_PACKAGES[framework]):
-        return (_per_sample(loss) if field == "loss" and has_class(loss, "keras.Loss") else loss), {}
+        if field != "loss" or not has_class(loss, "keras.Loss"):
+            return loss, {}
+        remedy = "Leave reduction out; the loss of a step is the mean over the samples."
+        _check_plain(
+            f"the task's loss is {type(loss).__name__}", {"reduction": loss.reduction}, _PLAIN, remedy
+        )
+        each = object.__new__(type(loss))  # a copy with the same variables
+        vars(each).update(vars(loss), reduction=None)
+        return lambda outputs, batch: each(batch["targets"], outputs), {}
     name = names.get(type(loss).__name__)
     if name is None or field != "loss":
         raise TaskError(
@@ -79,22 +79,11 @@ def named_loss(loss: Any, framework: str, field: str = "loss") -> tuple[Any, dic
     return name, {"label_smoothing": smoothing} if smoothing else {}
 
 
-def _check_plain(
-    described: str, settings: Mapping[str, Any], allowed: Mapping[str, Any], remedy: str
-) -> None:
+def _check_plain(described: str, settings: Mapping[str, Any], allowed: Any, remedy: str) -> None:
     for key, value in settings.items():
         if not any(value is one or value == one for one in allowed[key]):
             only = f"it can be taken only with {key}={allowed[key][0]!r}"
             raise TaskError(f"{described} with {key}={value!r}; {only}", remedy)
-
-
-def _per_sample(loss: Any) -> Callable[..., Any]:
-    """Return the function of outputs and a batch that gives each sample's loss, of a Keras loss object."""
-    remedy = "Leave reduction out; the loss of a step is the mean over the samples."
-    _check_plain(f"the task's loss is {type(loss).__name__}", {"reduction": loss.reduction}, _PLAIN, remedy)
-    each = object.__new__(type(loss))  # a copy with the same variables
-    vars(each).update(vars(loss), reduction=None)
-    return lambda outputs, batch: each(batch["targets"], outputs)
 
 
 def check_foreign(task: Any, framework: str, found: Any, is_parameter: bool) -> None:
@@ -116,15 +105,11 @@ def check_foreign(task: Any, framework: str, found: Any, is_parameter: bool) -> 
 
 # the named losses and metrics whose outputs have an axis of classes
 OF_CLASSES = ("cross_entropy", "accuracy", "top5_accuracy")
-
-
 _OF_ONE_LOGIT = {"cross_entropy": "binary_cross_entropy", "accuracy": "binary_accuracy"}
 
 
 @functools.lru_cache
-def class_axis_of(
-    name: str, outputs: tuple[int, ...], targets: tuple[int, ...], class_axis: int | None = None
-) -> int:
+def class_axis_of(name: str, outputs: Shape, targets: Shape, class_axis: int | None = None) -> int:
     """Return the axis of the classes in logits: the last one, or 1 as in PyTorch's convolutions."""
     last = len(outputs) - 1
     given = None if class_axis is None or last < 1 else class_axis % len(outputs)
@@ -159,9 +144,8 @@ def _fits(outputs: tuple[int | None, ...], targets: tuple[int | None, ...], axis
     rest = outputs[:axis] + outputs[axis + 1 :]
     if outputs == targets or (axis == len(rest) and (*rest, 1) == targets):
         return True
-    return len(rest) == len(targets) and all(
-        None in (a, b) or a == b for a, b in zip(rest, targets, strict=True)
-    )
+    pairs = zip(rest, targets, strict=False)
+    return len(rest) == len(targets) and all(None in pair or pair[0] == pair[1] for pair in pairs)
 
 
 def class_axis_option(task: Any) -> dict[str, int]:
@@ -175,18 +159,7 @@ def class_axis_option(task: Any) -> dict[str, int]:
     return {} if class_axis is None else {"class_axis": class_axis}
 
 
-def check_class_numbers(name: str, is_floating: bool, shape: tuple[int, ...]) -> None:
-    """Check that targets of the logits' shape are probabilities."""
-    if not is_floating:
-        raise TaskError(
-            f"{name} takes class numbers, or a probability for each class; found whole numbers of "
-            f"the logits' shape {shape}",
-            "Of one-hot targets take .argmax(-1), or .astype('float32'); for several labels of one sample, "
-            "use binary_cross_entropy.",
-        )
-
-
-def check_comparable(name: str, outputs: tuple[int, ...], targets: tuple[int, ...]) -> None:
+def check_comparable(name: str, outputs: Shape, targets: Shape) -> None:
     """Check that outputs and targets have equal shapes, or differ by axes of length 1 only."""
     if [n for n in outputs[1:] if n != 1] != [n for n in targets[1:] if n != 1]:
         of_classes = " Of several classes, the loss is cross_entropy." * name.startswith("binary")
@@ -224,8 +197,6 @@ def of_tensor(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a named loss or metric that takes the logits out of a model's structured output."""
 
     def of_outputs(outputs: Any, batch: Mapping[str, Any]) -> Any:
-        if not hasattr(outputs, "shape"):
-            outputs = logits_of(name, outputs)
-        return function(outputs, batch)
+        return function(outputs if hasattr(outputs, "shape") else logits_of(name, outputs), batch)
 
     return of_outputs

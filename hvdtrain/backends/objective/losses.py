@@ -14,7 +14,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
-from hvdtrain.backends.objective.logits import check_class_numbers, check_comparable, class_axis_of
+from hvdtrain.backends.objective.logits import check_comparable, class_axis_of
 from hvdtrain.errors import TaskError
 
 
@@ -65,15 +65,14 @@ def counting_of(task: Any, loss: Any) -> Counting:
             f"Give an integer, or leave it out: the default is {IGNORE_INDEX}.",
         )
     given = getattr(task, "class_weights", None)
-    if given is None:
-        return Counting(int(ignored), of_samples, batch_weights=True)
-    if loss != "cross_entropy":
+    if given is not None and loss != "cross_entropy":
         found = "a function of its own" if callable(loss) else loss
         raise TaskError(
             f"class_weights acts on the named loss cross_entropy; the task's loss is {found}",
             "Leave class_weights out, or return hvdtrain.Weighted(losses, weights) from the task's loss.",
         )
-    return Counting(int(ignored), of_samples, _class_weights(given), batch_weights=True)
+    weights = None if given is None else _class_weights(given)
+    return Counting(int(ignored), of_samples, weights, batch_weights=True)
 
 
 def _class_weights(given: Any) -> tuple[float, ...]:
@@ -141,12 +140,12 @@ class NamedLosses:
         """The functions by name."""
         compared = ("binary_cross_entropy", "mse", "mae", "binary_accuracy")
         return {
-            "cross_entropy": self.cross_entropy,
+            "cross_entropy": self._cross_entropy,
             **{name: partial(self._compared, name) for name in compared},
             **{name: partial(self._ranked, name) for name in ("accuracy", "top5_accuracy")},
         }
 
-    def cross_entropy(
+    def _cross_entropy(
         self,
         outputs: Tensor,
         batch: Batch,
@@ -166,7 +165,14 @@ class NamedLosses:
         losses = self.entropies(outputs, targets, classes, counting.ignore_index, label_smoothing)
         weights = _product(counted, self._shaped_like(losses, mask))
         if counting.class_weights is not None:
-            _check_class_weights(len(counting.class_weights), outputs, self._is_soft(outputs, targets))
+            soft, given = self._is_soft(outputs, targets), len(counting.class_weights)
+            if soft or given != outputs.shape[-1]:
+                found = f"{given} numbers; the model's outputs have {outputs.shape[-1]} classes"
+                raise TaskError(
+                    f"class_weights has {found}{', and the targets are a probability for each' * soft}",
+                    "Give class_weights one number for each class, and targets that are class numbers; or "
+                    "return hvdtrain.Weighted(losses, weights) from the task's loss.",
+                )
             weights = _product(weights, self.looked_up(counting.class_weights, classes))
         return self.means(losses, _product(weights, self._of_batch("cross_entropy", losses, batch, counting)))
 
@@ -179,12 +185,16 @@ class NamedLosses:
             return outputs, targets
         axis = class_axis_of(name, tuple(outputs.shape), tuple(targets.shape), class_axis)
         if rank == of_targets and outputs.shape == targets.shape:
-            check_class_numbers(name, self.is_floating(targets), tuple(targets.shape))
+            if not self.is_floating(targets):
+                raise TaskError(
+                    f"{name} takes class numbers, or a probability for each class; found whole numbers of "
+                    f"the logits' shape {tuple(targets.shape)}",
+                    "Of one-hot targets take .argmax(-1), or .astype('float32'); for several labels of one "
+                    "sample, use binary_cross_entropy.",
+                )
             return self.moved_last(outputs, axis), self.moved_last(targets, axis)
-        if of_targets == rank and targets.shape[-1] not in (
-            1,
-            None,
-        ):  # where not all of the outputs' shape is known
+        # where not all of the outputs' shape is known
+        if of_targets == rank and targets.shape[-1] not in (1, None):
             raise TaskError(
                 f"{name} takes class numbers (batch, ...), or probabilities of the logits' shape; found "
                 f"outputs {tuple(outputs.shape)} and targets {tuple(targets.shape)}",
@@ -192,9 +202,7 @@ class NamedLosses:
             )
         return self.moved_last(outputs, axis), targets if of_targets < rank else targets[..., 0]
 
-    def _compared(
-        self, name: str, outputs: Tensor, batch: Batch, counting: Counting = OF_METRICS
-    ) -> PerSample:
+    def _compared(self, name: str, outputs: Tensor, batch: Batch, counting: Counting = OF_METRICS) -> Any:
         """Return what compares each output with a target."""
         mask, targets = mask_of(outputs), batch["targets"]
         check_comparable(name, tuple(outputs.shape), tuple(targets.shape))
@@ -261,17 +269,6 @@ def _product(one: Tensor | None, other: Tensor | None) -> Tensor | None:
     if one is None or other is None:
         return other if one is None else one
     return one * other
-
-
-def _check_class_weights(given: int, outputs: Tensor, soft: bool) -> None:
-    """Check that there is a weight for each class of the outputs, and that targets are class numbers."""
-    if soft or given != outputs.shape[-1]:
-        found = f"{given} numbers; the model's outputs have {outputs.shape[-1]} classes"
-        raise TaskError(
-            f"class_weights has {found}{', and the targets are a probability for each' if soft else ''}",
-            "Give class_weights one number for each class, and targets that are class numbers; or return "
-            "hvdtrain.Weighted(losses, weights) from the task's loss.",
-        )
 
 
 def check_values(given: Mapping[str, Any], samples: int | None) -> None:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from hvdtrain.backends.objective.logits import class_axis_of, class_axis_option, logits_of, named_loss
 from hvdtrain.backends.objective.losses import counting_of, mask_of
-from hvdtrain.backends.objective.stateful_metrics import MAX_BYTES, GatheredMetric
+from hvdtrain.backends.objective.stateful_metrics import MAX_BYTES
 from hvdtrain.data.naming import has_class, type_name
 from hvdtrain.errors import TaskError
 from hvdtrain.workers.user_errors import where_raised
@@ -20,11 +20,7 @@ Array = NDArray[Any]
 Function = Callable[[Any, Mapping[str, Any]], Any]
 
 # what makes an object a metric of a framework, by package and class
-_BASES = {
-    "torchmetrics.Metric": "torch",
-    "torchmetrics.MetricCollection": "torch",
-    "keras.Metric": "tf",
-}
+_BASES = {"torchmetrics.Metric": "torch", "torchmetrics.MetricCollection": "torch", "keras.Metric": "tf"}
 # the named losses that take logits, and what makes probabilities of them
 _ACTIVATIONS = {"binary_cross_entropy": "sigmoid", "cross_entropy": "softmax"}
 # classes, also as base classes, of objects that are no single number of all targets and predictions
@@ -108,30 +104,29 @@ class FedObject(ABC):
 
     def __init__(self, name: str, value: Any, task: Any) -> None:
         self.name, framework = name, self.framework
-        self.given = (
-            value if isinstance(value, MetricObject) else MetricObject(**{_framework_of(value): value})
-        )
+        is_given = isinstance(value, MetricObject)
+        self.given = value if is_given else MetricObject(**{_framework_of(value): value})
         self.metric = metric = _own_object(name, self.given, framework)
         # keras.metrics.Mean and Sum take values; other means compare targets and predictions
         is_of_values = framework == "tf" and "values" in signature(metric.update_state).parameters
         if is_of_values or any(has_class(metric, base) for base in _REFUSED):
-            error = self.error(
+            raise self.error(
                 "is no single number of the targets and predictions of an evaluation",
                 "Give a wrapped metric, or each metric of a collection, by itself. For a mean of values "
                 "write a function of (outputs, batch) that returns one value per sample, or "
                 "hvdtrain.SumMetric.",
+                everywhere=True,
             )
-            error.everywhere = True
-            raise error
         loss, _ = named_loss(getattr(task, "loss", None), framework)
         self.of_logits = _ACTIVATIONS.get(loss, "") if isinstance(loss, str) else ""
         ignores = bool(self.of_logits) or hasattr(task, "ignore_index")
         self._left_out = counting_of(task, loss).ignore_index if ignores else None
         self._class_axis = class_axis_option(task).get("class_axis")
 
-    def error(self, problem: str, remedy: str) -> TaskError:
+    def error(self, problem: str, remedy: str, **options: bool) -> TaskError:
         """Return the error of something that the object cannot be used with."""
-        return TaskError(f"metrics[{self.name!r}], a {type(self.metric).__name__}, {problem}", remedy)
+        problem = f"metrics[{self.name!r}], a {type(self.metric).__name__}, {problem}"
+        return TaskError(problem, remedy, **options)
 
     @abstractmethod
     def probabilities(self, logits: Array) -> Array:
@@ -141,11 +136,8 @@ class FedObject(ABC):
     def as_arguments(self, preds: Array, targets: Array, mask: Array | None) -> tuple[Any, Any]:
         """Return predictions and targets as tensors, having checked what the library would not refuse."""
 
-    def gathered(self) -> GatheredMetric:
-        """Return the metric that gathers what the object compares."""
-        return GatheredMetric(self._rows, self.computed, self.given.max_bytes)
-
-    def _rows(self, outputs: Any, batch: Mapping[str, Any]) -> dict[str, Any]:
+    def rows(self, outputs: Any, batch: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what the object compares, of a batch."""
         given = self.given
         if given.preds is None and not hasattr(outputs, "shape"):
             outputs = logits_of(f"metrics[{self.name!r}]", outputs)

@@ -43,8 +43,15 @@ class ModelCall:
             batch = prepare(batch)
         outputs = call(model, batch)
         if known is None:  # after the call, which is all that a prediction needs: its data may lack targets
-            if self._needs_targets:
-                _check_targets(self._needs_targets, batch)
+            if self._needs_targets and isinstance(batch.get("targets", ()), Mapping | tuple):
+                found = "several of them" if "targets" in batch else sorted(batch)
+                raise TaskError(
+                    f"{self._needs_targets} compares the model's outputs with one array, batch['targets']; "
+                    f"the batch has {found}",
+                    "Name the key, hvdtrain.as_dataset(data, targets=...), or write a function (outputs, "
+                    "batch).",
+                    everywhere=True,
+                )
             self._known[names] = prepare, call
         return outputs, batch
 
@@ -80,8 +87,11 @@ class _Accepted:
 
     @classmethod
     def of(cls, framework: str, model: Any) -> "_Accepted":
-        if framework == "tf" and (symbolic := _symbolic_names(model)):
-            return cls(symbolic, symbolic, 1, symbolic=True)
+        structure, tensors = getattr(model, "input", None), getattr(model, "inputs", None)
+        tensors = tensors if framework == "tf" and isinstance(tensors, list) else []
+        if tensors and all(type(tensor).__name__ == "KerasTensor" for tensor in tensors):
+            names = list(map(str, structure)) if isinstance(structure, Mapping) else [t.name for t in tensors]
+            return cls(names, names, 1, symbolic=True)
         method = getattr(model, "call" if framework == "tf" else "forward", model)
         try:
             parameters = list(inspect.signature(method).parameters.values())
@@ -91,12 +101,9 @@ class _Accepted:
             parameters = [p for p in parameters if p.name != "training"]
         by_name = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
         required = [p for p in parameters if p.default is p.empty and p.kind not in _VARIABLE]
-        return cls(
-            [p.name for p in by_name],
-            [p.name for p in required],
-            len([p for p in required if p.kind is not p.KEYWORD_ONLY]),
-            any(p.kind is p.VAR_KEYWORD for p in parameters),
-        )
+        positional = [p for p in required if p.kind is not p.KEYWORD_ONLY]
+        any_name = any(p.kind is p.VAR_KEYWORD for p in parameters)
+        return cls([p.name for p in by_name], [p.name for p in required], len(positional), any_name)
 
     def columns(self, batch: Iterable[str]) -> list[str]:
         """Return the names of a batch without "inputs" that the model is given."""
@@ -108,14 +115,6 @@ class _Accepted:
         """Return whether the model can be called with exactly these names."""
         given = set(names)
         return given >= set(self.required) and (self.any_name or given <= set(self.names))
-
-
-def _symbolic_names(model: Any) -> list[str]:
-    """Return the names of the inputs of a functional or sequential Keras model; none of another."""
-    structure, tensors = getattr(model, "input", None), getattr(model, "inputs", None)
-    if not isinstance(tensors, list) or any(type(tensor).__name__ != "KerasTensor" for tensor in tensors):
-        return []
-    return [str(n) for n in structure] if isinstance(structure, Mapping) else [t.name for t in tensors]
 
 
 def _preparation(names: Iterable[str]) -> Prepare | None:
@@ -188,17 +187,6 @@ def _call_by_columns(framework: str, accepted: _Accepted, batch: Batch) -> Call:
     if accepted.symbolic:
         return lambda model, batch: model({name: batch[name] for name in names})
     return lambda model, batch: model(**{name: batch[name] for name in names})
-
-
-def _check_targets(name: str, batch: Batch) -> None:
-    """Check that a batch has targets that a named loss or metric can compare with."""
-    if "targets" not in batch or isinstance(batch["targets"], (Mapping, tuple)):
-        found = "several of them" if "targets" in batch else sorted(batch)
-        raise TaskError(
-            f"{name} compares the model's outputs with one array, batch['targets']; the batch has {found}",
-            "Name the key, hvdtrain.as_dataset(data, targets=...), or write a function (outputs, batch).",
-            everywhere=True,
-        )
 
 
 KeyPath = tuple[str | int, ...]

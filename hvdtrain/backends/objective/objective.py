@@ -1,6 +1,6 @@
 """From a task's loss and metrics to one function of (model, batch), in either framework."""
 
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -20,11 +20,13 @@ from hvdtrain.errors import ConfigError, TaskError
 from hvdtrain.storage.text import did_you_mean
 from hvdtrain.workers.agreement import Workers
 
+Batch = Mapping[str, Any]
 Cast = Callable[[Any, Any], Any]  # of a tensor to a type
+Function = Callable[..., Any]
 _LEAST = 1e-30  # in place of a weight of 0
 
 
-def mixed(loss: Callable[..., Any], cast: Cast) -> Callable[..., Any]:
+def mixed(loss: Function, cast: Cast) -> Function:
     """Return the loss of samples that mixup or CutMix made: that of both samples, by their shares."""
 
     def of_both(outputs: Any, batch: Mapping[str, Any]) -> Any:
@@ -49,26 +51,24 @@ def mixed(loss: Callable[..., Any], cast: Cast) -> Callable[..., Any]:
 
 # (model, batch) -> (loss per sample, {metric name: value per sample}); each may be Weighted
 Objective = Callable[[Any, Mapping[str, Any]], tuple[Any, dict[str, Any]]]
-
-# the metric of what the model itself adds to the loss
-REGULARIZATION_LOSS = "regularization_loss"
+REGULARIZATION_LOSS = "regularization_loss"  # the metric of what the model itself adds to the loss
 
 
 def make_objective(
     task: Any,
     framework: str,
-    table: Mapping[str, Callable[..., Any]],
+    table: Mapping[str, Function],
     label_smoothing: float = 0.0,
     *,
-    mixed: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None,
-    watch: Callable[[Any, Mapping[str, Any]], None] | None = None,
+    mixed: Callable[[Function], Function] | None = None,
+    watch: Callable[[Any, Batch], None] | None = None,
 ) -> Objective:
     """Make the function that a step differentiates. It takes batches with flat names."""
     own = getattr(task, f"{framework}_loss", None)
     if own is not None:
         return _own_objective(task, own, framework)
     if not hasattr(task, "loss") and hasattr(task, f"{framework}_step"):
-        return _no_objective(framework)
+        return partial(_no_objective, framework)
     given, of_object = named_loss(getattr(task, "loss", None), framework)
     of_loss, axis = counting_of(task, given), class_axis_option(task)
     options: dict[str, Any] = {"counting": of_loss, **axis, **of_object}
@@ -108,12 +108,10 @@ def make_objective(
     return objective
 
 
-def _look_up(
-    field: str, value: Any, table: Mapping[str, Callable[..., Any]], options: Mapping[str, Any]
-) -> Callable[..., Any]:
+def _look_up(field: str, value: Any, table: Mapping[str, Function], options: Mapping[str, Any]) -> Function:
     """Return the function of a loss or metric: a user's own, or a named one with those options it takes."""
     if callable(value):
-        own: Callable[..., Any] = value
+        own: Function = value
         return own
     if not isinstance(value, str) or value not in table:
         known = [*table, *(NAMES if field != "loss" else ())]
@@ -160,17 +158,13 @@ def checked_result(result: Any, name: str) -> tuple[Any, dict[str, Any]]:
     return result[0], dict(result[1])
 
 
-def _no_objective(framework: str) -> Objective:
-    """Return an objective for a task that has only its own training step: it cannot be called."""
-
-    def objective(model: Any, batch: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
-        raise TaskError(
-            f"the task has {framework}_step and no loss, which says what an evaluation computes",
-            f"Add loss or {framework}_loss(model, batch).",
-            everywhere=True,
-        )
-
-    return objective
+def _no_objective(framework: str, *_: Any) -> Any:
+    """Refuse an evaluation of a task that has only its own training step."""
+    raise TaskError(
+        f"the task has {framework}_step and no loss, which says what an evaluation computes",
+        f"Add loss or {framework}_loss(model, batch).",
+        everywhere=True,
+    )
 
 
 def has_own_values(task: Any, framework: str) -> bool:
@@ -178,15 +172,6 @@ def has_own_values(task: Any, framework: str) -> bool:
     if hasattr(task, f"{framework}_loss") or callable(getattr(task, "loss", None)):
         return True
     return any(callable(m) and not is_stateful(m) for m in getattr(task, "metrics", {}).values())
-
-
-def check_free(name: str, metrics: Container[str]) -> None:
-    """Check that the task has no metric of a name that hvdtrain logs for some models."""
-    if name in metrics:
-        raise TaskError(
-            f"the task has a metric {name!r}; hvdtrain logs the model's own losses under this name",
-            "Give the metric another name.",
-        )
 
 
 class ComputationBase:

@@ -13,45 +13,25 @@ from numpy.typing import NDArray
 
 from hvdtrain.backends.objective.evaluation_metrics import Seen
 from hvdtrain.backends.objective.losses import Values, Weighted, check_values
-from hvdtrain.backends.objective.objective import REGULARIZATION_LOSS, ComputationBase, Objective, check_free
+from hvdtrain.backends.objective.objective import REGULARIZATION_LOSS, ComputationBase, Objective
 from hvdtrain.backends.portable.names import Renaming
 from hvdtrain.backends.step_metrics import NO_SIGNALS, PartialSums, findings
-from hvdtrain.backends.tensorflow.batches import BatchMaker, Sized, TensorFlowBatch, TracedWorkers
+from hvdtrain.backends.tensorflow import batches, functions, task_model
 from hvdtrain.backends.tensorflow.export import TENSORS
-from hvdtrain.backends.tensorflow.functions import (
-    Compiled,
-    Phase,
-    add_to_loss,
-    joined,
-    of_counted,
-    phase_of_layers,
-)
+from hvdtrain.backends.tensorflow.objective import losses as keras_losses
 from hvdtrain.backends.tensorflow.objective.gathering import Gathering
-from hvdtrain.backends.tensorflow.objective.losses import (
-    FUNCTIONS,
-    masks_beside,
-    masks_within,
-    to_numpy,
-    weigh,
-)
 from hvdtrain.backends.tensorflow.state.layer_state import LayerState
 from hvdtrain.backends.tensorflow.state.model_state import ModelState
 from hvdtrain.backends.tensorflow.sync_batch_norm import BatchNormSync
-from hvdtrain.backends.tensorflow.task_model import (
-    cast_outputs_to_fp32,
-    check_compiler,
-    compiled,
-    float_bits_of,
-    make_model,
-    precision_of,
-)
 from hvdtrain.backends.workers import peer_errors
 from hvdtrain.config import Config
 from hvdtrain.data.order import mix
+from hvdtrain.errors import TaskError
 from hvdtrain.workers.agreement import Workers
 from hvdtrain.workers.seeding import seed_host_step
 
 Tensor = Any
+Batch = Mapping[str, Tensor]
 
 
 class Computation(ComputationBase):
@@ -65,12 +45,12 @@ class Computation(ComputationBase):
     seed_states: list[Any]
 
     def __init__(self, task: Any, config: Config, workers: Workers) -> None:
-        super().__init__(task, config, workers, FUNCTIONS, tf.cast)
+        super().__init__(task, config, workers, keras_losses.FUNCTIONS, tf.cast)
         self.unused: list[str] = []
         is_local = config.sync_every is not None
-        self.traced_workers = TracedWorkers(workers)
-        self.near: Sized = Workers(workers.host) if is_local else self.traced_workers
-        self.wrap = BatchMaker(workers.is_elastic, is_local)
+        self.traced_workers = batches.TracedWorkers(workers)
+        self.near: batches.Sized = Workers(workers.host) if is_local else self.traced_workers
+        self.wrap = batches.BatchMaker(workers.is_elastic, is_local)
         # in training or not: whether padding is left out, as for losses that the model adds
         self.leaves_out: dict[bool, bool] = {True: True, False: True} if self.is_own_loss else {}
         self.gathering = Gathering(workers.most, config.compile)
@@ -84,16 +64,16 @@ class Computation(ComputationBase):
     def make_model(self) -> ModelState:
         """Make the task's model, changed as the config requests; return this worker's variables."""
         self.batch_norm = BatchNormSync(self.traced_workers)
-        self.model = make_model(self.task, self.config, self.batch_norm)
-        self.precision = precision_of(self.model, self.config.precision)
-        self.called = cast_outputs_to_fp32(self.model, self.precision)
+        self.model = task_model.make_model(self.task, self.config, self.batch_norm)
+        self.precision = task_model.precision_of(self.model, self.config.precision)
+        self.called = task_model.cast_outputs_to_fp32(self.model, self.precision)
         self.seed_states = [v for v in self.model.variables if v.name == "seed_generator_state"]
         self.seed_states.append(global_seed_generator().state)  # of keras.random without a seed
         # of operations, when they are traced
         tf.random.set_seed(mix(self.config.seed, 0, self._workers.rank) >> 33)
         self.layer_state = LayerState(self.model)
         tensors = ModelState(self.model, Renaming(self.task, "tf"))
-        self.wrap.float_bits = float_bits_of(self.model)
+        self.wrap.float_bits = task_model.float_bits_of(self.model)
         return tensors
 
     def begin_step(self, step: int) -> None:
@@ -120,7 +100,7 @@ class Computation(ComputationBase):
         """Return the names that were learnt when a step was traced last."""
         return self.names, self.weighted, self.unused
 
-    def counts_of(self, batch: TensorFlowBatch, training: bool) -> tuple[int, ...]:
+    def counts_of(self, batch: batches.TensorFlowBatch, training: bool) -> tuple[int, ...]:
         """Return how many samples of each micro-batch a step is given; none if it is given all."""
         if batch.counts and training not in self.leaves_out:
 
@@ -133,46 +113,43 @@ class Computation(ComputationBase):
         return batch.counts if self.leaves_out.get(training) else ()
 
     def counted(
-        self, batch: TensorFlowBatch, place: int = 0, training: bool | None = None
+        self, batch: batches.TensorFlowBatch, place: int = 0, training: bool | None = None
     ) -> tuple[dict[str, Tensor], Tensor, Tensor]:
         """Return a micro-batch with weights and gradient weights, without padding, if need be of a phase."""
         parts = (batch.arrays, batch.weights, batch.gradient_weights)
         if len(batch.weights.shape) > 1:  # several micro-batches
             parts = tf.nest.map_structure(lambda a: a[place], parts)
         counts = batch.counts[place : place + 1] if training is None or self.leaves_out.get(training) else ()
-        return of_counted(counts, lambda *counted: counted)(*parts)
+        return functions.of_counted(counts, lambda *counted: counted)(*parts)
 
     def per_sample(
-        self,
-        micro_batch: Mapping[str, Tensor],
-        weights: Tensor,
-        training: bool,
-        objective: Objective | None = None,
+        self, micro_batch: Batch, weights: Tensor, training: bool, objective: Objective | None = None
     ) -> Values[Tensor]:
         """Collective if the objective gathers. Return losses and all values of a micro-batch's samples."""
         given = self.given(micro_batch, weights, training, objective)
         check_values(given, weights.shape[0])
         self.names = tuple(given)
         self.weighted = tuple(name for name, value in given.items() if isinstance(value, Weighted))
-        return weigh(given, tf.shape(weights)[0], weights.dtype)
+        return keras_losses.weigh(given, tf.shape(weights)[0], weights.dtype)
 
     def given(
-        self,
-        micro_batch: Mapping[str, Tensor],
-        weights: Tensor,
-        training: bool,
-        objective: Objective | None = None,
+        self, micro_batch: Batch, weights: Tensor, training: bool, objective: Objective | None = None
     ) -> dict[str, Any]:
         """Collective if the objective gathers. Return what it gives: the loss, the first, and the metrics."""
         self.batch_norm.weights = weights
         chosen = objective or (self.train_objective if training else self.eval_objective)
-        phase = Phase(self.called, training)
+        phase = functions.Phase(self.called, training)
         among = self.gathering.among(self.near if training else self.traced_workers, weights)
-        with phase_of_layers(training), among:
+        with functions.phase_of_layers(training), among:
             losses, metrics = chosen(phase, micro_batch)
         if (added := phase.added_loss()) is not None:
-            check_free(REGULARIZATION_LOSS, (*metrics, *self.evaluation.order))
-            losses = add_to_loss(losses, added)
+            if REGULARIZATION_LOSS in (*metrics, *self.evaluation.order):
+                raise TaskError(
+                    f"the task has a metric {REGULARIZATION_LOSS!r}; hvdtrain logs the model's own losses "
+                    "under this name",
+                    "Give the metric another name.",
+                )
+            losses = functions.add_to_loss(losses, added)
             metrics = {**metrics, REGULARIZATION_LOSS: tf.fill(tf.shape(weights)[:1], added)}
         if not self.is_own_loss:
             self.leaves_out[training] = phase.has_losses_of_calls
@@ -181,12 +158,18 @@ class Computation(ComputationBase):
     def trace(self) -> None:
         """Let evaluation and prediction be traced anew, when the next batch comes."""
         if self.config.compile:
-            check_compiler(self._workers.host)
-        evaluate = compiled(self._eval_sums) if self.config.compile else self._eval_sums
-        self._eval_function = cache(lambda counts: Compiled(of_counted(counts, evaluate), self.learnt))
-        self._predict_function = Compiled(self._predicted, lambda: None)
+            task_model.check_compiler(self._workers.host)
+        evaluate = task_model.compiled(self._eval_sums) if self.config.compile else self._eval_sums
+        self._eval_function = cache(
+            lambda counts: functions.Compiled(functions.of_counted(counts, evaluate), self.learnt)
+        )
 
-    def evaluate(self, batch: TensorFlowBatch, partial: PartialSums | None) -> PartialSums:
+        def predict(arrays: Batch) -> dict[str, Tensor]:
+            return self.serving.predicted(functions.Phase(self.called, training=False), arrays, TENSORS)
+
+        self._predict_function = functions.Compiled(predict, lambda: None)
+
+    def evaluate(self, batch: batches.TensorFlowBatch, partial: PartialSums | None) -> PartialSums:
         """Evaluate one batch and return the sums so far. Local unless the loss gathers."""
         counts = self.counts_of(batch, training=False)
         function = self._eval_function(counts)
@@ -196,7 +179,7 @@ class Computation(ComputationBase):
             (sums, seen), (names, weighted, _) = function(batch, batch.arrays, batch.weights)
         if self.evaluation:
             count = counts[0] if counts else batch.samples.weights.shape[1]
-            self.evaluation.add(masks_within(*seen), batch.samples.rows(0, count))
+            self.evaluation.add(keras_losses.masks_within(*seen), batch.samples.rows(0, count))
         if partial is None:
             return PartialSums(names, weighted, sums, batch.total_weight)
         weight = partial.weight + batch.total_weight
@@ -204,24 +187,21 @@ class Computation(ComputationBase):
 
     def summed(self, values: Tensor, signals: Sequence[float]) -> Tensor:
         """Collective. Return the vector of an evaluation, summed over workers, of this worker's sums."""
-        vector = joined(values, findings(), self.numbers(signals))
+        vector = functions.joined(values, findings(), self.numbers(signals))
         if self._workers.size > 1:
             with peer_errors():
                 vector = hvd.allreduce(vector, op=hvd.Sum, name="hvdtrain.eval_metrics")
         return vector
 
-    def predict(self, batch: TensorFlowBatch) -> dict[str, NDArray[Any]]:
+    def predict(self, batch: batches.TensorFlowBatch) -> dict[str, NDArray[Any]]:
         """Return the model's outputs for one batch, by name. Local: no collective."""
         with self.gathering.alone():
             outputs, _ = self._predict_function(batch, batch.arrays)
-        return {name: to_numpy(tensor) for name, tensor in outputs.items()}
-
-    def _predicted(self, arrays: Any) -> dict[str, Tensor]:
-        return self.serving.predicted(Phase(self.called, training=False), arrays, TENSORS)
+        return {name: keras_losses.to_numpy(tensor) for name, tensor in outputs.items()}
 
     def _eval_sums(self, arrays: Any, weights: Tensor) -> tuple[Tensor, Seen]:
         rows = self.per_sample(arrays, weights, training=False).rows
         return tf.linalg.matvec(rows, weights), self.evaluation.take()
 
-    def _watch(self, outputs: Any, batch: Mapping[str, Any]) -> None:
-        super()._watch(outputs, masks_beside(outputs, batch))
+    def _watch(self, outputs: Any, batch: Batch) -> None:
+        super()._watch(outputs, keras_losses.masks_beside(outputs, batch))

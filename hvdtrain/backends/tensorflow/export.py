@@ -14,15 +14,8 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from hvdtrain.backends.objective.model_call import Serving, Tensors
+from hvdtrain.backends.portable import program as programs
 from hvdtrain.backends.portable.names import check_fit
-from hvdtrain.backends.portable.program import (
-    Program,
-    ProgramInput,
-    Written,
-    compare,
-    make_program,
-    write_and_compare,
-)
 from hvdtrain.backends.records import Exported
 from hvdtrain.backends.tensorflow.functions import Phase
 from hvdtrain.backends.tensorflow.objective.losses import to_numpy
@@ -43,26 +36,24 @@ TENSORS = Tensors(
 
 
 def export_model(
-    model: Model,
-    serving: Serving,
-    format_name: str,
-    path: Path,
-    batches: Sequence[HostBatch],
+    model: Model, serving: Serving, format_name: str, path: Path, batches: Sequence[HostBatch]
 ) -> Exported:
     """Write a model as "keras" or "saved-model", load it back and compare outputs."""
     if format_name == "keras":
         model.save(path)
         pair = (Phase(one, training=False) for one in (model, _load_back(path)))
-        return compare(*(serving.arrays(one, batches[0], TENSORS) for one in pair))
+        return programs.compare(*(serving.arrays(one, batches[0], TENSORS) for one in pair))
 
     def served(batch: Mapping[str, Any]) -> Any:
         return serving.outputs(Phase(model, training=False), batch)
 
-    program = make_program(served, batches, TENSORS, serving.is_model_call)
-    return write_and_compare(program, partial(_write_program, model, path))
+    program = programs.make_program(served, batches, TENSORS, serving.is_model_call)
+    return programs.write_and_compare(program, partial(_write_program, model, path))
 
 
-def _write_program(model: Model, path: Path, program: Program, inputs: tuple[ProgramInput, ...]) -> Written:
+def _write_program(
+    model: Model, path: Path, program: programs.Program, inputs: tuple[programs.ProgramInput, ...]
+) -> programs.Written:
     """Write the program with dynamic axes, and load it back."""
 
     def run(tensors: Mapping[str, Any]) -> dict[str, Any]:
@@ -84,7 +75,7 @@ def _write_program(model: Model, path: Path, program: Program, inputs: tuple[Pro
         found = loaded.signatures["serving_default"](**tensors)
         return {name: found[name].numpy() for name in program.output_names}
 
-    return Written(run_loaded, inputs)
+    return programs.Written(run_loaded, inputs)
 
 
 def _load_back(path: Path) -> Model:
@@ -103,30 +94,20 @@ def load_weights_file(model: Model, path: Path) -> str:
     with tempfile.TemporaryDirectory() as folder, without_loss(model):
         own = Path(folder) / "own.weights.h5"
         model.save_weights(own)
-        file = _weights_in(path, Path(folder))
         try:
+            file = path
+            if path.suffix == ".keras":
+                with zipfile.ZipFile(path) as archive:
+                    file = Path(archive.extract(_WEIGHTS_FILE, folder))
             found = _shapes(file)
             check_fit(path, _shapes(own), found)
             model.load_weights(file)
-        except (OSError, KeyError, RuntimeError, ValueError) as error:
-            raise _damaged(path, error) from None
+        except CheckpointError:
+            raise
+        except Exception as error:  # several kinds, by how the file is damaged or packed
+            message = str(error).strip("'\"").partition("\n")[0]
+            raise CheckpointError(f"{path} is damaged or no file of weights: {message}") from None
     return f"{len(found)} arrays, {sum(map(math.prod, found.values())):,} numbers"
-
-
-def _weights_in(path: Path, folder: Path) -> Path:
-    """Return the .weights.h5 file that a file is or holds."""
-    if path.suffix != ".keras":
-        return path
-    try:
-        with zipfile.ZipFile(path) as archive:
-            return Path(archive.extract(_WEIGHTS_FILE, folder))
-    except Exception as error:  # several kinds, by how the archive is damaged or packed
-        raise _damaged(path, error) from None
-
-
-def _damaged(path: Path, error: Exception) -> CheckpointError:
-    message = str(error).strip("'\"").partition("\n")[0]
-    return CheckpointError(f"{path} is damaged or no file of weights: {message}")
 
 
 def _shapes(path: Path) -> dict[str, tuple[int, ...]]:

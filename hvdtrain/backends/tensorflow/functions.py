@@ -1,7 +1,7 @@
 """How the TensorFlow backend calls steps and models, and what it computes with gradients."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -45,16 +45,11 @@ class Compiled:
         return run_compiled(function, *arguments), known[-1][2]
 
     def _compiled(self, batch: TensorFlowBatch, arguments: Sequence[Any]) -> tuple[list[Guard], Any]:
-        described = of_any_number(arguments) if batch.signature[0][0][0] is None else arguments
-        return [], tf.function(self._step, autograph=False).get_concrete_function(*described)
-
-
-def of_any_number(arguments: Sequence[Any]) -> tuple[Any, ...]:
-    """Return a step's arguments as a trace needs them that is to serve any number of micro-batches."""
-    parts = tf.nest.map_structure(
-        lambda tensor: tf.TensorSpec((None, *tensor.shape[1:]), tensor.dtype), tuple(arguments[:3])
-    )
-    return *parts, *arguments[3:]
+        parts = tuple(arguments[:3])
+        if batch.signature[0][0][0] is None:  # the trace is to serve any number of micro-batches
+            parts = tf.nest.map_structure(lambda t: tf.TensorSpec((None, *t.shape[1:]), t.dtype), parts)
+        function = tf.function(self._step, autograph=False)
+        return [], function.get_concrete_function(*parts, *arguments[3:])
 
 
 def with_micro_batches(batch: HostBatch, number: int) -> HostBatch:
@@ -63,12 +58,8 @@ def with_micro_batches(batch: HostBatch, number: int) -> HostBatch:
     def repeated(array: NDArray[Any]) -> NDArray[Any]:
         return np.concatenate([array[:1]] * number)
 
-    return replace(
-        batch,
-        arrays={name: repeated(array) for name, array in batch.arrays.items()},
-        weights=repeated(batch.weights),
-        indices=repeated(batch.indices),
-    )
+    arrays = {name: repeated(array) for name, array in batch.arrays.items()}
+    return replace(batch, arrays=arrays, weights=repeated(batch.weights), indices=repeated(batch.indices))
 
 
 def run_compiled(function: Callable[..., Tensor], *arguments: Any) -> Tensor:
@@ -88,13 +79,9 @@ def run_eagerly(compute: Callable[[], Any], can_repeat: Callable[[], bool]) -> A
     except Exception:
         if not can_repeat():
             raise
-        try:
-            traced = tf.function(compute, autograph=False)()
-        except Exception:
-            traced = None
-        if traced is None:
-            raise
-        return traced
+        with suppress(Exception):
+            return tf.function(compute, autograph=False)()
+        raise
 
 
 def of_counted(counts: Sequence[int], function: Callable[..., Any]) -> Callable[..., Any]:
@@ -142,11 +129,9 @@ def accumulated_gradients(
     if apart:
         runs[-1] = runs[-1][0], number - 1
     for own, end in runs[ends[:1] == [1] :]:
+        before = (place, gradients, sums)
         place, gradients, sums = tf.while_loop(
-            lambda i, *_, end=end: i < end,
-            partial(add, own),
-            (place, gradients, sums),
-            parallel_iterations=1,
+            lambda i, *_, end=end: i < end, partial(add, own), before, parallel_iterations=1
         )
     if apart:
         with tf.control_dependencies([*gradients, sums]):

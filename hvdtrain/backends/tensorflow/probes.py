@@ -31,6 +31,7 @@ from hvdtrain.workers.seeding import host_generators, seed_host_step
 
 Layer = Any
 Tensor = Any
+Rows = Callable[[Any, Tensor, Tensor], Tensor]
 
 
 class Recorder:
@@ -160,11 +161,7 @@ def dry_run(step: Any, state_tensors: Any, batch: HostBatch, training: bool) -> 
 
 
 def values_of_first(
-    computation: Computation,
-    batch: TensorFlowBatch,
-    training: bool,
-    draws: list[str],
-    rows_of: Callable[[Any, Tensor, Tensor], Tensor],
+    computation: Computation, batch: TensorFlowBatch, training: bool, draws: list[str], rows_of: Rows
 ) -> dict[str, NDArray[Any]]:
     """Return the loss and the metrics of a batch's first micro-batch, by name."""
     arrays, weights, gradient_weights = computation.counted(batch, training=training)
@@ -179,13 +176,10 @@ def values_of_first(
     gathering = computation.gathering
     gathering.is_used = False
     with draws_noted(draws):
-        rows, seen = run_eagerly(
-            compute, can_repeat=lambda: not (computation.has_collectives or gathering.is_used)
-        )
+        rows, seen = run_eagerly(compute, lambda: not (computation.has_collectives or gathering.is_used))
     if not training:
-        computation.evaluation.try_out(
-            masks_within(*seen) if seen else seen, batch.samples.rows(0, len(weights))
-        )
+        seen = masks_within(*seen) if seen else seen
+        computation.evaluation.try_out(seen, batch.samples.rows(0, len(weights)))
     return sample_values(computation.names, computation.weighted, rows.numpy(), weights.numpy())
 
 

@@ -10,23 +10,13 @@ import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
 
-from hvdtrain.backends.recording import (
-    KERNEL,
-    OPERATION,
-    RUNTIME,
-    Busy,
-    Operation,
-    Operations,
-    StepClockBase,
-    StepRecorder,
-    check_size,
-)
+from hvdtrain.backends import recording
 from hvdtrain.backends.tensorflow.batches import TracedWorkers
 
 Tensor = Any
 
 
-class StepClock(StepClockBase):
+class StepClock(recording.StepClockBase):
     """Measures how long this worker is busy between reductions, within the step, by the host clock."""
 
     def __init__(self, workers: TracedWorkers, is_measured: bool) -> None:
@@ -79,11 +69,11 @@ class StepClock(StepClockBase):
             with tf.control_dependencies(tensors):
                 self._begun_seconds.assign(tf.timestamp())
 
-    def busy(self) -> Busy | None:
+    def busy(self) -> recording.Busy | None:
         """Return when the time of the next step began, and how long the last one's own part was."""
         if not self._is_measured:
             return None
-        return Busy(float(self._begun_seconds.numpy()), float(self._seconds.numpy()))
+        return recording.Busy(float(self._begun_seconds.numpy()), float(self._seconds.numpy()))
 
 
 _HOST = "/host:"
@@ -92,41 +82,42 @@ _LEFT_OUT = ("ThreadpoolListener::",)  # marks of the profiler itself
 _MOST_BYTES = 64 << 20  # of a million operations
 
 
-class ProfilerRecorder(StepRecorder):
+class ProfilerRecorder(recording.StepRecorder):
     """Records a worker's steps."""
 
-    def __init__(self, clock: StepClock) -> None:
-        super().__init__(hvd, clock)
-        self._folder: tempfile.TemporaryDirectory[str] | None = None
+    hvd = hvd
 
-    def start(self) -> None:
-        """Start the framework's profiler."""
+    def _start(self) -> Any:
         profiler = tf.profiler.experimental
         folder = tempfile.TemporaryDirectory(prefix="hvdtrain-profile-", ignore_cleanup_errors=True)
         options = profiler.ProfilerOptions(host_tracer_level=2, python_tracer_level=0, device_tracer_level=1)
         profiler.start(folder.name, options)
-        self._folder = folder
+        return folder
 
-    def stop(self) -> Operations:
-        """Stop the framework's profiler and return what it recorded."""
-        folder, self._folder = self._folder, None
-        if folder is None:
-            return Operations()
-        with folder as name:
+    def _stop(self, started: Any) -> recording.Operations:
+        with started as name:
             tf.profiler.experimental.stop()
             files = sorted(Path(name).rglob("*.xplane.pb"))
-            check_size(sum(file.stat().st_size for file in files), _MOST_BYTES, "bytes")
+            recording.check_size(sum(file.stat().st_size for file in files), _MOST_BYTES, "bytes")
             return operations_in([path.read_bytes() for path in files])
 
 
-def operations_in(files: list[bytes]) -> Operations:
+def operations_in(files: list[bytes]) -> recording.Operations:
     """Return the spans of what TensorFlow's profiler wrote: messages of the type XSpace."""
     from tensorflow.tsl.profiler.protobuf import xplane_pb2  # nothing else in a job needs it
 
-    found = Operations()
+    found = recording.Operations()
     for content in files:
         planes = xplane_pb2.XSpace.FromString(content).planes
-        start_ns = _start_ns(planes)
+        start_ns = next(
+            (
+                int(stat.uint64_value or stat.int64_value)
+                for plane in planes
+                for stat in plane.stats
+                if plane.stat_metadata[stat.metadata_id].name == _START
+            ),
+            0,
+        )
         for plane in planes:
             for line in plane.lines:
                 # times are relative to the profiler's start, or by the epoch if it is not there
@@ -135,16 +126,7 @@ def operations_in(files: list[bytes]) -> Operations:
     return found
 
 
-def _start_ns(planes: Any) -> int:
-    """Return when the profiler was started, since the epoch; 0 if it is not there."""
-    for plane in planes:
-        for stat in plane.stats:
-            if plane.stat_metadata[stat.metadata_id].name == _START:
-                return int(stat.uint64_value or stat.int64_value)
-    return 0
-
-
-def _add(found: Operations, plane: Any, line: Any, start_ns: int) -> None:
+def _add(found: recording.Operations, plane: Any, line: Any, start_ns: int) -> None:
     """Add the spans of a line: a thread, or a stream of a device."""
     is_host, spans = plane.name.startswith(_HOST), []
     for event in line.events:
@@ -154,10 +136,10 @@ def _add(found: Operations, plane: Any, line: Any, start_ns: int) -> None:
         begin_ns = start_ns + line.timestamp_ns + event.offset_ps // 1000
         # an operation is "name in the graph:type", and its type stands next to it
         is_operation = bool(described.display_name) and described.name.endswith(f":{described.display_name}")
-        kind = KERNEL if not is_host else OPERATION if is_operation else RUNTIME
+        kind = recording.KERNEL if not is_host else recording.OPERATION if is_operation else recording.RUNTIME
         name = described.display_name if is_operation else described.name
         end_ns = begin_ns + max(1, event.duration_ps // 1000)
-        spans.append(Operation(len(found.threads), name, begin_ns, end_ns, kind))
+        spans.append(recording.Operation(len(found.threads), name, begin_ns, end_ns, kind))
     if spans:
         found.threads.append(line.display_name or line.name or str(line.id))
         found.spans += spans

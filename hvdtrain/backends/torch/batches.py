@@ -12,6 +12,8 @@ from hvdtrain.backends.objective.stateful_metrics import Samples
 from hvdtrain.backends.step_metrics import PendingVector
 from hvdtrain.data.feed import HostBatch
 
+Counted = tuple[dict[str, torch.Tensor], torch.Tensor, torch.Tensor]  # with weights and gradient weights
+
 
 @dataclass(frozen=True, slots=True)
 class TorchBatch:
@@ -29,9 +31,7 @@ class TorchBatch:
     samples: Samples  # which samples they are
     in_warmup: bool = False  # whether the step begins while the learning rate is still rising to its peak
 
-    def counted(
-        self, place: int, least: int = 1
-    ) -> tuple[dict[str, torch.Tensor], torch.Tensor, torch.Tensor]:
+    def counted(self, place: int, least: int = 1) -> Counted:
         """Return a micro-batch without padding, with its weights and gradient weights."""
         micro_batch, rows = self.micro_batches[place], self.counted_rows[place]
         weights, gradient_weights = self.weights[place], self.gradient_weights[place]

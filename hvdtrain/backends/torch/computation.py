@@ -13,22 +13,14 @@ from hvdtrain.backends.objective.losses import Values, Weighted, check_values
 from hvdtrain.backends.objective.objective import ComputationBase
 from hvdtrain.backends.portable.names import Renaming
 from hvdtrain.backends.step_metrics import NO_SIGNALS, NUMBERS_AFTER_SUMS, PartialSums, findings
-from hvdtrain.backends.torch.batches import BatchMaker, TorchBatch
+from hvdtrain.backends.torch import task_model
+from hvdtrain.backends.torch.batches import BatchMaker, Counted, TorchBatch
 from hvdtrain.backends.torch.export import TENSORS
 from hvdtrain.backends.torch.objective.gathering import Gathering
 from hvdtrain.backends.torch.objective.losses import FUNCTIONS, weigh
 from hvdtrain.backends.torch.state.model_state import ModelState
 from hvdtrain.backends.torch.state.tensors import as_array
 from hvdtrain.backends.torch.sync_batch_norm import BatchNormSync, find_batch_norms
-from hvdtrain.backends.torch.task_model import (
-    apply_activation_checkpointing,
-    autocast,
-    cast_outputs_to_fp32,
-    check_compiler,
-    compiled,
-    float_bits_of,
-    make_model,
-)
 from hvdtrain.backends.workers import peer_errors
 from hvdtrain.config import Config
 from hvdtrain.data.order import mix
@@ -58,19 +50,19 @@ class Computation(ComputationBase):
     def make_model(self) -> ModelState:
         """Make the task's model on its device, changed as the config says; return this worker's tensors."""
         config = self.config
-        model = make_model(self.task).to(self.device)
+        model = task_model.make_model(self.task).to(self.device)
         self.batch_norm, self._has_batch_norm = BatchNormSync(self._workers), bool(find_batch_norms(model))
         if config.sync_batch_norm:
             self.batch_norm.take_over(model)
-        cast_outputs_to_fp32(model, config.precision)
+        task_model.cast_outputs_to_fp32(model, config.precision)
         if config.checkpoint_activations:
-            apply_activation_checkpointing(model)
+            task_model.apply_activation_checkpointing(model)
         if config.compile:
-            check_compiler(self.device, self._workers.host)
-            model = compiled(model)
+            task_model.check_compiler(self.device, self._workers.host)
+            model = task_model.compiled(model)
         self.model = model
         tensors = ModelState(model, Renaming(self.task, "torch"))
-        self.wrap.float_bits = float_bits_of(model)
+        self.wrap.float_bits = task_model.float_bits_of(model)
         return tensors
 
     def begin_step(self, step: int) -> None:
@@ -102,9 +94,7 @@ class Computation(ComputationBase):
             return self._no_findings
         return self._no_findings.new_tensor((*findings(float(len(unused))), *signals))
 
-    def micro_batches(
-        self, batch: TorchBatch
-    ) -> Iterator[tuple[dict[str, torch.Tensor], torch.Tensor, torch.Tensor]]:
+    def micro_batches(self, batch: TorchBatch) -> Iterator[Counted]:
         """Yield micro-batches with their weights; the task's functions are given no padding."""
         # batch norm trains with no single row, and other workers may have more: such a row is repeated
         least = 2 if self.is_training and self._has_batch_norm else 1
@@ -123,7 +113,7 @@ class Computation(ComputationBase):
         training = self.is_training
         objective = self.train_objective if training else self.eval_objective
         among = self.gathering.among(self.near if training else self._workers, weights)
-        with autocast(self.precision, self.device), among:
+        with task_model.autocast(self.precision, self.device), among:
             losses, metrics = objective(self.model, micro_batch)
         return {"loss": losses, **metrics}
 
@@ -134,11 +124,7 @@ class Computation(ComputationBase):
         if names != self.names or weighted != self.weighted:
             check_values(given, samples)
             self.names, self.weighted = names, weighted
-        if weighted:
-            return weigh(given, samples, self.wrap.float_type)
-        kind = self.wrap.float_type
-        detached = [value.detach().to(kind) for value in given.values()]
-        return Values(given["loss"].to(kind), None, torch.stack(detached))
+        return weigh(given, samples, self.wrap.float_type)
 
     def evaluate(self, batch: TorchBatch, partial: PartialSums | None) -> PartialSums:
         """Evaluate one batch and return the sums so far. Local unless the loss gathers."""
@@ -169,7 +155,7 @@ class Computation(ComputationBase):
         """Return the model's outputs for one batch, by name. Local: no collective."""
         self.enter_mode(training=False)
         found: dict[str, list[NDArray[Any]]] = {}
-        with torch.no_grad(), autocast(self.precision, self.device), self.gathering.alone():
+        with torch.no_grad(), task_model.autocast(self.precision, self.device), self.gathering.alone():
             for micro_batch in batch.micro_batches:
                 outputs = self.serving.predicted(self.model, micro_batch, TENSORS)
                 for name, tensor in outputs.items():

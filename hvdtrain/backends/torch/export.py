@@ -27,11 +27,13 @@ from hvdtrain.backends.portable.program import (
 )
 from hvdtrain.backends.records import Exported
 from hvdtrain.backends.torch.state.tensors import as_array
-from hvdtrain.backends.torch.task_model import without_loss
+from hvdtrain.backends.torch.task_model import LOSS
 from hvdtrain.data.feed import HostBatch
 from hvdtrain.errors import CheckpointError, TaskError
 from hvdtrain.storage.files import open_regular
 
+Inputs = tuple[ProgramInput, ...]
+Run = Callable[[Mapping[str, Any]], dict[str, NDArray[Any]]]
 # keys under which training scripts keep the weights among other things
 _KEYS = ("state_dict", "model", "model_state_dict", "module")
 _COUNT = ".num_batches_tracked"
@@ -57,10 +59,7 @@ def export_model(  # noqa: PLR0917 - passed on by the backend as they are
     """Write a model, load it back and compare outputs."""
     plain = plain_model(model, make_model)
     if format_name in ("safetensors", "pt"):
-        if format_name == "pt":
-            torch.save(plain.state_dict(), path)
-        else:
-            _write_safetensors(plain, path)
+        (_write_safetensors if format_name == "safetensors" else torch.save)(plain.state_dict(), path)
         loaded = _with_weights(make_model, _read_weights(path))
         return compare(*(_outputs(one, batches[0], serving) for one in (plain, loaded)))
     with torch.no_grad():
@@ -75,7 +74,8 @@ def plain_model(model: torch.nn.Module, make_model: Callable[[], torch.nn.Module
 
 def _with_weights(make_model: Callable[[], torch.nn.Module], weights: Mapping[str, Any]) -> torch.nn.Module:
     model = make_model().cpu()
-    _load(model, without_loss(model, weights))
+    own = hasattr(model, LOSS)  # else that is the task's loss, which is no part of the model that it makes
+    _load(model, {name: value for name, value in weights.items() if own or not name.startswith(f"{LOSS}.")})
     return model.eval()  # which may change the weights
 
 
@@ -94,11 +94,11 @@ def _outputs(model: torch.nn.Module, batch: HostBatch, serving: Serving) -> list
         return serving.arrays(model, batch, TENSORS)
 
 
-def _write_safetensors(model: torch.nn.Module, path: Path) -> None:
+def _write_safetensors(weights: Mapping[str, Any], path: Path) -> None:
     from safetensors.torch import save_file
 
     tensors = {}
-    for name, value in model.state_dict().items():
+    for name, value in weights.items():
         if not isinstance(value, torch.Tensor):
             raise TaskError(f"the model's state_dict has {name}, which is no tensor", "Use --to pt.")
         # a tensor of its own under each name: the format knows no shared ones
@@ -125,11 +125,7 @@ class _Program(torch.nn.Module):
 
 
 def _write_program(
-    model: torch.nn.Module,
-    format_name: str,
-    path: Path,
-    program: Program,
-    inputs: tuple[ProgramInput, ...],
+    model: torch.nn.Module, format_name: str, path: Path, program: Program, inputs: Inputs
 ) -> Written:
     """Write the program with dynamic axes if the model allows them, and load it back."""
     case = program.cases[0]
@@ -137,7 +133,10 @@ def _write_program(
     examples = {one.name: case.tensors[one.name].clone() for one in inputs}
     auto = torch.export.Dim.AUTO
     axes = {one.name: {place: auto for place, axis in enumerate(one.axes) if axis} for one in inputs}
-    if program.is_plain and _is_flat(model(*examples.values()), program):
+    outputs = model(*examples.values()) if program.is_plain else ()
+    tensors = [leaf for leaf in pytree.tree_leaves(outputs) if leaf is not None]
+    # whether torch.export takes the outputs as they are, in the order of their names
+    if program.is_plain and [*map(id, tensors)] == [*map(id, program.named(outputs).values())]:
         exported = torch.export.export(model, tuple(examples.values()), dynamic_shapes=tuple(axes.values()))
     else:
         module = _Program(model, program).eval()
@@ -147,18 +146,7 @@ def _write_program(
     return Written(write(exported, path, program, names), found)
 
 
-def _is_flat(outputs: Any, program: Program) -> bool:
-    """Return whether torch.export takes a model's outputs as they are, in the order of their names."""
-    tensors = [leaf for leaf in pytree.tree_leaves(outputs) if leaf is not None]
-    named = program.named(outputs)
-    return len(tensors) == len(named) and all(
-        one is other for one, other in zip(tensors, named.values(), strict=True)
-    )
-
-
-def _dynamic_in(
-    exported: Any, inputs: tuple[ProgramInput, ...]
-) -> tuple[tuple[ProgramInput, ...], dict[str, str]]:
+def _dynamic_in(exported: Any, inputs: Inputs) -> tuple[Inputs, dict[str, str]]:
     """Return the inputs with the axes that PyTorch found to be dynamic, and the names of its symbols."""
     nodes = {node.name: node for node in exported.graph.nodes if node.op == "placeholder"}
     names: dict[str, str] = {}
@@ -175,9 +163,7 @@ def _dynamic_in(
     return tuple(found), names
 
 
-def _write_exported(
-    exported: Any, path: Path, program: Program, names: Mapping[str, str]
-) -> Callable[[Mapping[str, Any]], dict[str, NDArray[Any]]]:
+def _write_exported(exported: Any, path: Path, program: Program, names: Mapping[str, str]) -> Run:
     torch.export.save(exported, path)
     loaded = torch.export.load(path).module()
     is_plain = not exported.example_inputs[1]
@@ -189,9 +175,7 @@ def _write_exported(
     return run
 
 
-def _write_onnx(
-    exported: Any, path: Path, program: Program, names: Mapping[str, str]
-) -> Callable[[Mapping[str, Any]], dict[str, NDArray[Any]]]:
+def _write_onnx(exported: Any, path: Path, program: Program, names: Mapping[str, str]) -> Run:
     import onnxruntime
 
     size = sum(tensor.nbytes for tensor in exported.state_dict.values())

@@ -82,22 +82,6 @@ def state_kept(
                 now.update(before)
 
 
-def copied(batch: HostBatch) -> HostBatch:
-    """Return a batch whose arrays a model may change: the tensors of the CPU lie in the arrays' memory."""
-    return replace(batch, arrays={name: array.copy() for name, array in batch.arrays.items()})
-
-
-def changed_in_place(batch: HostBatch, micro_batch: Mapping[str, torch.Tensor]) -> tuple[str, ...]:
-    """Return the names of those tensors that are not what the first micro-batch of a batch holds."""
-    return tuple(
-        name
-        for name, tensor in micro_batch.items()
-        if not np.array_equal(
-            tensor.detach().cpu().numpy(), batch.arrays[name][0], equal_nan=tensor.is_floating_point()
-        )
-    )
-
-
 def parts_in_evaluation(model: nn.Module) -> dict[str, nn.Module]:
     """Return the outermost modules in evaluation mode, by name, of a model that is in training mode."""
     found: dict[str, nn.Module] = {}
@@ -140,12 +124,20 @@ def dry_run(step: Any, state_tensors: Any, batch: HostBatch, training: bool) -> 
     changed: tuple[str, ...] = ()
     try:
         with peer_errors(), state_kept(model, computation.device) as kept:
-            wrapped = computation.wrap(copied(batch))
+            # copies, which the model may change: the tensors of the CPU lie in the arrays' memory
+            copies = {name: array.copy() for name, array in batch.arrays.items()}
+            wrapped = computation.wrap(replace(batch, arrays=copies))
             with _recorded(model, outputs):
                 values = step.dry_run(wrapped, training)
             changes = state_tensors.changes(kept)
             undone = describe_undone(in_evaluation) if training else ""
-            changed = changed_in_place(batch, wrapped.micro_batches[0])
+            changed = tuple(
+                name
+                for name, tensor in wrapped.micro_batches[0].items()
+                if not np.array_equal(
+                    tensor.detach().cpu(), batch.arrays[name][0], tensor.is_floating_point()
+                )
+            )
     except PeerLostError:
         raise
     except Exception as raised:
@@ -160,10 +152,7 @@ def dry_run(step: Any, state_tensors: Any, batch: HostBatch, training: bool) -> 
 
 
 def values_of_first(
-    computation: Computation,
-    batch: TorchBatch,
-    training: bool,
-    rows_of: Callable[[Any, torch.Tensor, torch.Tensor], torch.Tensor],
+    computation: Computation, batch: TorchBatch, training: bool, rows_of: Callable[..., torch.Tensor]
 ) -> dict[str, NDArray[Any]]:
     """Return the loss and the metrics of a batch's first micro-batch, by name."""
     computation.enter_mode(training)

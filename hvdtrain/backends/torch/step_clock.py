@@ -9,21 +9,11 @@ from typing import Any
 import horovod.torch as hvd
 import torch
 
-from hvdtrain.backends.recording import (
-    KERNEL,
-    OPERATION,
-    RUNTIME,
-    Busy,
-    Operation,
-    Operations,
-    StepClockBase,
-    StepRecorder,
-    check_size,
-)
+from hvdtrain.backends import recording
 from hvdtrain.workers.agreement import Workers
 
 
-class StepClock(StepClockBase):
+class StepClock(recording.StepClockBase):
     """Measures how long this worker is busy from one reduction to the next."""
 
     def __init__(self, workers: Workers, is_measured: bool) -> None:
@@ -61,57 +51,51 @@ class StepClock(StepClockBase):
             self._is_waiting = False
             self._begun_seconds = time.perf_counter()
 
-    def busy(self) -> Busy | None:
+    def busy(self) -> recording.Busy | None:
         """Return when the time of the next step began, and how long the last one's own part was."""
         if not self._is_measured:
             return None
         begun_seconds = time.time() - (time.perf_counter() - self._begun_seconds)
-        return Busy(begun_seconds, float(self._seconds[self._workers.rank]))
+        return recording.Busy(begun_seconds, float(self._seconds[self._workers.rank]))
 
 
-_KINDS = {"cpu_op": OPERATION, "kernel": KERNEL, "gpu_memcpy": KERNEL, "gpu_memset": KERNEL}
+_KERNELS = ("kernel", "gpu_memcpy", "gpu_memset")
 _MOST = 1_000_000  # operations
 
 
-class ProfilerRecorder(StepRecorder):
+class ProfilerRecorder(recording.StepRecorder):
     """Records a worker's steps."""
 
-    def __init__(self, clock: StepClock) -> None:
-        super().__init__(hvd, clock)
-        self._profiler: Any = None
+    hvd = hvd
 
-    def start(self) -> None:
-        """Start the framework's profiler."""
+    def _start(self) -> Any:
         # below it, the profiler's library writes a line to standard error when it starts and when it stops
         os.environ.setdefault("KINETO_LOG_LEVEL", "99")
         profiler = torch.profiler.profile()
         profiler.start()
-        self._profiler = profiler
+        return profiler
 
-    def stop(self) -> Operations:
-        """Stop the framework's profiler and return what it recorded."""
-        profiler, self._profiler = self._profiler, None
-        if profiler is None:
-            return Operations()
-        profiler.stop()
-        return operations_in(profiler.profiler.kineto_results.events())
+    def _stop(self, started: Any) -> recording.Operations:
+        started.stop()
+        return operations_in(started.profiler.kineto_results.events())
 
 
-def operations_in(events: Sequence[Any]) -> Operations:
+def operations_in(events: Sequence[Any]) -> recording.Operations:
     """Return the spans of what PyTorch's profiler recorded."""
-    check_size(len(events), _MOST, "operations")
-    found, places = Operations(), dict[tuple[bool, int, int], int]()
+    recording.check_size(len(events), _MOST, "operations")
+    found, places = recording.Operations(), dict[tuple[bool, int, int], int]()
     for event in events:
         is_host = event.device_type() == torch.profiler.DeviceType.CPU
         name, number = sys.intern(event.name()), event.device_resource_id()
         if hasattr(event, "activity_type"):
-            kind = _KINDS.get(event.activity_type(), RUNTIME)
+            is_kernel, is_operation = event.activity_type() in _KERNELS, event.activity_type() == "cpu_op"
         else:  # an older PyTorch
-            kind = KERNEL if not is_host else OPERATION if "::" in name else RUNTIME
+            is_kernel, is_operation = not is_host, is_host and "::" in name
+        kind = recording.KERNEL if is_kernel else recording.OPERATION if is_operation else recording.RUNTIME
         track = is_host, event.device_index(), number
         if track not in places:
             places[track] = len(found.threads)
             found.threads.append(f"{'thread' if is_host else 'stream'} {number}")
-        found.spans.append(Operation(places[track], name, event.start_ns(), event.end_ns(), kind))
+        found.spans.append(recording.Operation(places[track], name, event.start_ns(), event.end_ns(), kind))
     found.spans.sort(key=lambda span: span.begin_ns)
     return found

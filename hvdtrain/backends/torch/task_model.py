@@ -3,7 +3,7 @@
 import os
 import shlex
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -38,16 +38,14 @@ def cast_outputs_to_fp32(model: torch.nn.Module, precision: str) -> None:
     """Cast the model's outputs to fp32, so that losses and metrics are computed in it."""
     if precision == "fp32":
         return
+
+    def cast(_module: nn.Module, _inputs: Any, outputs: Any) -> Any:
+        half = _HALVES.values()
+        return pytree.tree_map_only(torch.Tensor, lambda t: t.float() if t.dtype in half else t, outputs)
+
     is_called = type(model).forward is not torch.nn.Module.forward
     for module in [model] if is_called else model.children():
-        module.register_forward_hook(
-            lambda _module, _inputs, outputs: pytree.tree_map(_cast_to_fp32, outputs)
-        )
-
-
-def _cast_to_fp32(value: Any) -> Any:
-    is_half = isinstance(value, torch.Tensor) and value.dtype in _HALVES.values()
-    return value.float() if is_half else value
+        module.register_forward_hook(cast)
 
 
 # what batch norm, and whatever names its statistics alike, moves in every forward pass
@@ -176,13 +174,9 @@ def make_model(task: Any) -> torch.nn.Module:
             "Give the module itself, which --compile compiles; script what hvdtrain.load() returns.",
         )
     loss = getattr(task, "torch_loss", None) or getattr(task, "loss", None)
-    if isinstance(loss, torch.nn.Module) and next(loss.parameters(), None) is not None:
-        _add_loss(model, loss)
-    return model
-
-
-def _add_loss(model: torch.nn.Module, loss: torch.nn.Module) -> None:
-    """Make a loss that has parameters a part of the model, so that it is trained, saved and sent with it."""
+    if not isinstance(loss, torch.nn.Module) or next(loss.parameters(), None) is None:
+        return model
+    # a loss that has parameters becomes a part of the model, so that it is trained, saved and sent with it
     if hasattr(model, LOSS):
         raise TaskError(
             f"the task's loss has parameters, which become the model's part {LOSS!r}, a name that it has",
@@ -192,6 +186,7 @@ def _add_loss(model: torch.nn.Module, loss: torch.nn.Module) -> None:
         kind = type(model)
         model.__class__ = type(kind.__name__, (_WithLoss, kind), {"__module__": kind.__module__})
     model.add_module(LOSS, loss)
+    return model
 
 
 class _WithLoss(torch.nn.Sequential):
@@ -202,14 +197,6 @@ class _WithLoss(torch.nn.Sequential):
 
     def __len__(self) -> int:
         return len(self._modules) - 1
-
-
-def without_loss(model: torch.nn.Module, weights: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the weights that a model, as the task makes it, has: without those of a loss."""
-    own = getattr(model, LOSS, None)
-    return {
-        name: value for name, value in weights.items() if own is not None or not name.startswith(f"{LOSS}.")
-    }
 
 
 def foreign_leaf(losses: torch.Tensor, model: torch.nn.Module) -> torch.Tensor | None:
@@ -248,12 +235,9 @@ def check_parts(model: torch.nn.Module) -> list[str]:
                 f"{name}: scale_grad_by_freq counts how often an id occurs in each worker's samples, not in "
                 "those of all workers, so the curve depends on the number of workers"
             )
-    hooked = [
-        name
-        for name, parameter in model.named_parameters()
-        if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None)
-    ]
-    if hooked:
+    kinds = ("_backward_hooks", "_post_accumulate_grad_hooks")
+    named = model.named_parameters()
+    if hooked := [name for name, one in named if any(getattr(one, kind, None) for kind in kinds)]:
         notes.append(
             f"{', '.join(hooked)}: hooks of the model are given each worker's part of the gradient; if they "
             "are not linear, such as clipping, the curve depends on the number of workers (--clip-norm clips "

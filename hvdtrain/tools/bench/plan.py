@@ -34,8 +34,7 @@ from hvdtrain.tools.bench.sweep import run_job
 from hvdtrain.tools.launch import check_slots, horovodrun
 from hvdtrain.tools.message_times import bench_module_name
 from hvdtrain.tools.output import check_writable, said_if_interrupted, say, show_found
-from hvdtrain.tools.picture import check_picture, draw
-from hvdtrain.tools.spread import in_digits
+from hvdtrain.tools.spread import check_picture, draw, in_digits
 
 VERSION = 4  # of the documents
 _PROBE_SECONDS = 120.0

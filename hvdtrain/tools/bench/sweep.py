@@ -30,8 +30,7 @@ from hvdtrain.tools.launch import (
 )
 from hvdtrain.tools.message_times import MOST_BYTES
 from hvdtrain.tools.output import check_writable, said_if_interrupted, say, show_found
-from hvdtrain.tools.picture import check_picture, draw
-from hvdtrain.tools.spread import Spread
+from hvdtrain.tools.spread import Spread, check_picture, draw
 
 _MORE_SECONDS, _FACTOR = 300.0, 10.0  # of a job's limit: to start and to compile; of --seconds
 

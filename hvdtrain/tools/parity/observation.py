@@ -67,9 +67,9 @@ class LayerCall:
 
     path: str  # the layer's portable path; empty for the model itself
     kind: str  # its class
-    settings: dict[str, float]  # what it was made with, under names that both frameworks share
     inputs: Array | None = None  # its first input; None if that is no tensor
     outputs: Array | None = None  # its first output
+    settings: Mapping[str, float] = field(default_factory=dict)  # under names that both frameworks share
     before_activation: Array | None = None  # the output before the activation that the layer itself applies
 
 
@@ -87,29 +87,18 @@ class CallRecorder:
     """Keeps the calls of a model's layers, within its context; ``paths`` are portable ones by identity."""
 
     def __init__(self, model: Any, paths: Mapping[int, str]) -> None:
-        self._calls: list[LayerCall] = []
-        self._outputs: tuple[Array, ...] = ()
+        self.calls: list[LayerCall] = []
+        self.outputs: tuple[Array, ...] = ()
         self._model, self._paths = model, paths
 
-    def _keep(
-        self,
-        layer: Any,
-        inputs: Any,
-        outputs: Iterable[Array],
-        settings: dict[str, float],
-        before: Array | None = None,
-    ) -> None:
-        """Keep a call; ``before`` is the output before the activation that the layer itself applies."""
+    def _keep(self, layer: Any, inputs: Any, outputs: Iterable[Array], *more: Any) -> None:
+        """Keep a call; ``more`` are its settings, and the output before the activation that it applies."""
         found = tuple(outputs)
-        if layer is self._model and not self._outputs:
-            self._outputs = found
+        if layer is self._model and not self.outputs:
+            self.outputs = found
         if path := self._paths.get(id(layer), ""):
             first = next(iter(found), None)
-            self._calls.append(LayerCall(path, type(layer).__name__, settings, inputs, first, before))
-
-    def forward_pass(self, losses: Array) -> ForwardPass:
-        """Return the forward pass that was recorded, with the losses that it led to."""
-        return ForwardPass(tuple(self._calls), self._outputs, np.atleast_1d(losses))
+            self.calls.append(LayerCall(path, type(layer).__name__, inputs, first, *more))
 
 
 @travels
@@ -149,10 +138,6 @@ class Row:
         """How far the outputs are apart; None if that cannot be said."""
         return None if self.output_arrays is None else difference(*self.output_arrays)
 
-    def differs(self, most: float) -> bool:
-        """Whether the outputs are further apart than ``most``, relative, or of other shapes."""
-        return self.has_other_shape or (self.outputs is not None and self.outputs.relative > most)
-
     @cached_property
     def input_arrays(self) -> tuple[Array, Array] | None:
         """The inputs in one layout."""
@@ -188,7 +173,7 @@ def make_rows(left: ForwardPass, right: ForwardPass, names: Iterable[str]) -> li
     paths = {row.left.path for row in rows}
     rows = [row for row in rows if not any(other.startswith(f"{row.left.path}/") for other in paths)]
     for number, pair in enumerate(zip(left.outputs, right.outputs, strict=False), 1):
-        one, other = (LayerCall(OUTPUTS, "", {}, array, array) for array in pair)
+        one, other = (LayerCall(OUTPUTS, "", array, array) for array in pair)
         rows.append(Row(OUTPUTS if number == 1 else f"{OUTPUTS} #{number}", one, other))
     return rows
 
@@ -228,7 +213,7 @@ class Divergence:
 def first_divergence(rows: Sequence[Row], most: float) -> Divergence | None:
     """Return where two models begin to differ by more than ``most``, relative; None if they do not."""
     for place, row in enumerate(rows):
-        before = row.inputs is not None and row.inputs.relative > most
-        if before or row.differs(most):
+        before, after = (apart is not None and apart.relative > most for apart in (row.inputs, row.outputs))
+        if before or after or row.has_other_shape:
             return Divergence(row, before and row.left.path != OUTPUTS, rows[:place])
     return None

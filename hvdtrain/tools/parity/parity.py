@@ -3,7 +3,7 @@
 import math
 import tempfile
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -55,12 +55,8 @@ def describe(result: Result, task: str) -> str:
         kinds = " / ".join(dict.fromkeys([row.left.kind, row.right.kind]))
         apart = "other shape" if row.has_other_shape else f"{row.outputs.relative:.1e}" if row.outputs else ""
         lines.append(f"  {row.path:<{width}}  {apart:<11}  {kinds}".rstrip())
-    numbers = {
-        "loss": result.steps.loss,
-        "parameters": result.steps.parameters,
-        "others": result.steps.buffers,
-    }
-    steps = ", ".join(f"{name} {value:.1e}" for name, value in numbers.items())
+    numbers = asdict(result.steps) | {"others": result.steps.buffers}
+    steps = ", ".join(f"{name} {numbers[name]:.1e}" for name in ("loss", "parameters", "others"))
     notes = [f"note: {note}" for note in result.notes]
     return "\n".join([*lines, f"  steps: {steps}, relative", *notes, *conclusion(result)])
 
@@ -69,10 +65,8 @@ def conclusion(result: Result) -> list[str]:
     """Return what was found, in sentences."""
     how = "in fp64" if result.is_wide else "in fp32"
     if result.has_parity:
-        largest = max((row.outputs.relative for row in result.rows if row.outputs is not None), default=0.0)
-        return [
-            f"parity: the models compute the same; outputs differ by {largest:.1e} {how}: this is rounding"
-        ]
+        most = max((row.outputs.relative for row in result.rows if row.outputs is not None), default=0.0)
+        return [f"parity: the models compute the same; outputs differ by {most:.1e} {how}: this is rounding"]
     lines = [f"first difference: {result.divergence}"] if result.divergence else []
     lines += [f"cause: {one.layer}: {one.suspect}: {one.text}" for one in result.findings]
     lines.append(f"no parity: {counted(len(result.findings), 'cause')} found")
@@ -116,7 +110,7 @@ def check_task(task_class: Any, name: str) -> None:
 
 
 def layer_paths(
-    walked: Iterable[tuple[str, int]], arrays: Iterable[tuple[str, str]], renaming: Callable[[str], str]
+    walked: list[tuple[str, int]], arrays: Iterable[tuple[str, str]], renaming: Callable[[str], str]
 ) -> dict[int, str]:
     """Return the portable path of each layer, by its identity."""
     known: dict[str, str] = {}
@@ -126,14 +120,9 @@ def layer_paths(
         while own_parts and parts and own_parts[-1] == parts[-1]:
             own_parts, parts = own_parts[:-1], parts[:-1]
             known.setdefault("/".join(own_parts), "/".join(parts))
-    found: dict[int, str] = {}
-    is_known: set[int] = set()
+    found = {key: known[own] for own, key in reversed(walked) if own in known}  # the first one's counts
     for own, key in walked:
-        if own in known and key not in is_known:
-            found[key] = known[own]
-            is_known.add(key)
-        elif key not in found:
-            found[key] = renaming(own) if own else ""
+        found.setdefault(key, renaming(own) if own else "")
     return found
 
 
@@ -179,16 +168,10 @@ def _observe(run: TrainingRun, start: Any, *, wide: Any) -> Observation:
             if not math.isfinite(losses[number]):
                 break
         return replace(
-            found, initial=initial, losses=losses, arrays=arrays, optimizer=loop.optimizer,
-            batches=[_digest(samples) for samples, _ in batches], trained=tuple(loop.trained),
+            found, initial=initial, losses=losses, arrays=arrays, optimizer=type(loop.optimizer).__name__,
+            batches=[zlib.crc32(wire.encode(dict(sorted(samples.items())))) for samples, _ in batches],
+            trained=tuple(loop.trained),
         )  # fmt: skip
-
-
-def _digest(samples: Samples) -> int:
-    found = 0
-    for name in sorted(samples):
-        found = zlib.crc32(np.ascontiguousarray(samples[name]).tobytes(), zlib.crc32(name.encode(), found))
-    return found
 
 
 def _of_batch(loop: PlainLoop, samples: Samples) -> Observation:
@@ -200,22 +183,17 @@ def _of_batch(loop: PlainLoop, samples: Samples) -> Observation:
     for _ in range(2):
         with tools.Recorder(loop.model, paths) as recorder:
             losses = loop.losses(samples, False)[0]
-        passes.append(recorder.forward_pass(losses))
+        passes.append(ForwardPass(tuple(recorder.calls), recorder.outputs, np.atleast_1d(losses)))
     rates = tools.stop_dropout(loop.model)
     means = [mean_of(loop.losses(samples, True))[0] for _ in range(2)]
     is_random = all(map(math.isfinite, means)) and not math.isclose(*means, rel_tol=_SAME_LOSS)
     loop.restart(kept)
-    random_layers = tuple(_random_layers(*passes))[:1]
-    return Observation(loop.framework, {}, passes[0], random_layers, is_random, tuple(rates))
-
-
-def _random_layers(first: ForwardPass, second: ForwardPass) -> Iterator[str]:
-    """Yield the layers whose inputs or outputs differ between two passes."""
-    for one, other in zip(first.calls, second.calls, strict=False):
-        if not (_same(one.inputs, other.inputs) and _same(one.outputs, other.outputs)):
-            yield one.path
-    if not all(map(_same, first.outputs, second.outputs)):
-        yield OUTPUTS
+    calls = zip(*(one.calls for one in passes), strict=False)
+    random_layers = [
+        *(a.path for a, b in calls if not (_same(a.inputs, b.inputs) and _same(a.outputs, b.outputs))),
+        *(OUTPUTS for a, b in zip(*(one.outputs for one in passes), strict=False) if not _same(a, b)),
+    ]
+    return Observation(loop.framework, {}, passes[0], tuple(random_layers[:1]), is_random, tuple(rates))
 
 
 def _same(one: Array | None, other: Array | None) -> bool:

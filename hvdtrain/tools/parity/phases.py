@@ -28,20 +28,8 @@ from hvdtrain.jobs.resume import ResumePoint, restore
 from hvdtrain.jobs.train import run_job
 from hvdtrain.session import Session
 from hvdtrain.tools.launch import layers_from_json, run_worker
-from hvdtrain.tools.parity.plain import PlainLoop, halves_of, mean_of, of_framework, rows_of, steps_of
-from hvdtrain.tools.parity.proof import (
-    Comparison,
-    Rounding,
-    Run,
-    Traits,
-    cause_of,
-    compare,
-    compare_evaluations,
-    equal_arrays,
-    rounding_of,
-    run_in,
-    splits,
-)
+from hvdtrain.tools.parity import proof
+from hvdtrain.tools.parity.plain import PlainLoop, mean_of, of_framework, rows_of, steps_of
 from hvdtrain.training_plan import Progress
 from hvdtrain.workers.seeding import seed_host_generators, seeded_frameworks
 
@@ -97,14 +85,14 @@ class _Proof:
         self.together = layers[-1].values["eval_batch_size"] * workers
         self.rows: list[dict[str, Any]] = []
         self.notes: list[str] = []
-        self.traits, self.rounding = Traits(), Rounding({}, [])
+        self.traits, self.rounding = proof.Traits(), proof.Rounding({}, [])
         self.has_differed = False  # whether workers, or a resume, do
 
     def document(self) -> dict[str, Any]:
         """Return what was found."""
-        many = run_in(self.folder / MANY)
+        many = proof.run_in(self.folder / MANY)
         train(self.layers, self.folder / ONE, eval_batch_size=self.together)
-        one = run_in(self.folder / ONE)
+        one = proof.run_in(self.folder / ONE)
         plain = self._plain(one)
         if plain is not None:
             is_biased = self.framework == "torch" and self.has_norms
@@ -134,7 +122,7 @@ class _Proof:
             "proved": all(row["ok"] is not False for row in self.rows),
         }  # fmt: skip
 
-    def _plain(self, one: Run) -> Run | None:
+    def _plain(self, one: proof.Run) -> proof.Run | None:
         """Train plain loops, look at the task, and return the loop's run."""
         with interruptible() as signals, seeded_frameworks(), muted_console(True):
             quiet = Quiet(settle(self.layers)[0])
@@ -151,12 +139,14 @@ class _Proof:
                     try:
                         loop = of_framework(self.framework).Loop(task_data.task, config, backend, info)
                     except TaskError as error:
-                        self.traits = Traits(has_own_step=hasattr(task_data.task, f"{self.framework}_step"))
+                        self.traits = proof.Traits(
+                            has_own_step=hasattr(task_data.task, f"{self.framework}_step")
+                        )
                         why = f"no plain loop: {error.problem}; hvdtrain with one worker is the judge"
                         self.notes.append(why)
                         state: Any = backend.gather_state()
                         start = {name: np.array(array) for name, array in state.read().items()}
-                        self.rounding = Rounding(start, list(info.parameter_shapes))
+                        self.rounding = proof.Rounding(start, list(info.parameter_shapes))
                         return None
                     return self._loops(session, loop)
 
@@ -181,7 +171,7 @@ class _Proof:
             rates = ", ".join(f"{rate:g}" for rate in sorted(set(quiet.rates)))
             self.notes.append(f"dropout layers (rates {rates}) drop nothing in what is compared")
 
-    def _loops(self, session: Session, loop: PlainLoop) -> Run | None:
+    def _loops(self, session: Session, loop: PlainLoop) -> proof.Run | None:
         """Train two loops, the second from initial values of other last bits, and note what rounding does."""
         batches = steps_of(session, self.steps)
         self._look(session, loop, batches[0][0])
@@ -198,9 +188,9 @@ class _Proof:
             runs.append(self._trained(session, loop, batches))
         last = runs[0].arrays(self.steps)
         others = [name for name in start if name not in loop.trained]
-        changed = [name for name in others if equal_arrays({name: start[name]}, last)]
+        changed = [name for name in others if proof.equal_arrays({name: start[name]}, last)]
         self.traits = replace(self.traits, changed=changed)
-        self.rounding = rounding_of(runs[0], runs[1], (start, shaken), loop.trained)
+        self.rounding = proof.rounding_of(runs[0], runs[1], (start, shaken), loop.trained)
         if self.rounding.losses[1] > _REPEATED * max(abs(runs[0].losses[1]), 1e-3):
             # rounding as large would hide differences
             self._row("a plain loop, twice", False, "it is not reproducible: its first loss differs")
@@ -211,7 +201,7 @@ class _Proof:
             return None
         return runs[0]
 
-    def _trained(self, session: Session, loop: PlainLoop, batches: Any) -> Run:
+    def _trained(self, session: Session, loop: PlainLoop, batches: Any) -> proof.Run:
         losses, states = {}, {}
         for number, (samples, rate) in enumerate(batches):
             losses[number + 1] = loop.step(samples, number, rate)
@@ -227,32 +217,31 @@ class _Proof:
                     count = len(next(iter(samples.values()))) if math.isnan(count) else count
                     total, weight = total + mean * count, weight + count
             evaluation = {"loss": total / weight}
-        return Run(losses, lambda step: states[step], evaluation)
+        return proof.Run(losses, lambda step: states[step], evaluation)
 
     def _look(self, session: Session, loop: PlainLoop, samples: Any) -> None:
         """Find out what of the task the number of workers can change."""
         seed_host_generators(1, "another reading")
         again = session.data.batch_again(session.plan(), Progress())
         read = samples if again is None else rows_of(again)
-        drawn = next((name for name in samples if equal_arrays({name: samples[name]}, read)), "")
+        drawn = next((name for name in samples if proof.equal_arrays({name: samples[name]}, read)), "")
         found: dict[bool, list[str]] = {True: [], False: []}
         if not self._is_hidden(loop, samples):
             found = {training: self._generators(loop, samples, training) for training in found}
         if hidden := self._is_hidden(loop, samples):
             found = {True: [], False: []}
-        self.traits = Traits(
+        self.traits = proof.Traits(
             found[True],
             found[False],
             drawn=drawn,
             is_hidden=hidden,
             has_callbacks=hasattr(loop.task, "callbacks"),
         )
+        middle = len(next(iter(samples.values()))) // 2
+        parts = slice(None, middle), slice(middle, None)
+        halves = [{name: array[part] for name, array in samples.items()} for part in parts]
         for training in [one for one in (False, True) if not found[one]]:  # else halves draw others
-            depends = splits(
-                self._losses(loop, samples, training),
-                [self._losses(loop, part, training) for part in halves_of(samples)],
-                mean_of,
-            )
+            depends = proof.splits(*(self._losses(loop, part, training) for part in (samples, *halves)))
             is_of_norm = training and any(name.endswith("/moving_mean") for name in loop.start)
             if depends and not (is_of_norm or self.traits.depends or hidden):
                 self.traits = replace(self.traits, depends=depends, in_training=training)
@@ -288,19 +277,17 @@ class _Proof:
         numbers = asdict(found) if found else {}
         self.rows.append({**numbers, "what": what, "ok": ok, "text": text, "cause": cause})
 
-    def _cause(self, found: Comparison, is_plain: bool = False) -> str:
-        return cause_of(found, self.traits, is_plain=is_plain, framework=self.framework)
-
-    def _add(self, what: str, ref: Run, other: Run, is_plain: bool = False, **how: Any) -> None:
-        found = compare(ref, other, self.rounding, **how)
+    def _add(self, what: str, ref: proof.Run, other: proof.Run, is_plain: bool = False, **how: Any) -> None:
+        found = proof.compare(ref, other, self.rounding, **how)
         text = f"step {found.step}, {found.name.removeprefix('model/') or 'the loss'}: {found.text}"
         if found.step:
-            self._row(what, False, text, self._cause(found, is_plain), found)
+            cause = proof.cause_of(found, self.traits, is_plain=is_plain, framework=self.framework)
+            self._row(what, False, text, cause, found)
             self.has_differed |= not is_plain
         else:
             self._row(what, True, "", found=found)
 
-    def _evaluated(self, ref: Run, other: Run) -> None:
+    def _evaluated(self, ref: proof.Run, other: proof.Run) -> None:
         """Compare the evaluations of two runs that do not differ in training."""
         if ref.evaluation and other.evaluation and self.rows[-1]["ok"] is not False:
             noise = self.rounding.evaluation
@@ -308,7 +295,7 @@ class _Proof:
 
     def _metrics(self, what: str, ref: Any, other: Any, noise: float = 0.0, otherwise: str = "") -> None:
         """Add a row on two evaluations; ``otherwise`` is the cause if no kind explains it."""
-        differ = compare_evaluations(ref, other, noise)
+        differ = proof.compare_evaluations(ref, other, noise)
         text = "; ".join(f"{name} is {b:.7g} in place of {a:.7g}" for name, (a, b) in differ.items())
         if not differ:
             same = (name if ref[name] else f"{name} (0 in both)" for name in ref if name in other)
@@ -319,24 +306,25 @@ class _Proof:
         elif self.per_worker_loss and self.traits.depends:
             self._row(what, None, f"not compared: the task has per_worker_loss ({text})")
         elif "loss" in differ:
-            self._row(what, False, text, self._cause(Comparison()) or otherwise)
+            cause = proof.cause_of(proof.Comparison(), self.traits, is_plain=False, framework=self.framework)
+            self._row(what, False, text, cause or otherwise)
         else:
             self._row(what, False, text, (
                 f"{', '.join(differ)}: averaged over batches, or of other samples of a batch: give a value "
                 "for each sample, hvdtrain.SumMetric or hvdtrain.GatheredMetric"
             ))  # fmt: skip
 
-    def _resumed(self, what: str, many: Run, half: int) -> None:
+    def _resumed(self, what: str, many: proof.Run, half: int) -> None:
         target = self.folder / RESUMED
         shutil.copytree(self.folder / MANY, target)
         for path in sorted((target / "checkpoints").iterdir())[half:]:
             shutil.rmtree(path)
         train(self.layers, target, resume="auto", eval_batch_size=self.together)
-        found = run_in(target)
+        found = proof.run_in(target)
         self._add(what, many, found, first=half + 1)
         self._evaluated(many, found)
 
-    def _whole(self, many: Run) -> None:
+    def _whole(self, many: proof.Run) -> None:
         if not many.evaluation:
             return
         # where samples are compared with others of their batch, only equal batches have equal losses
@@ -351,12 +339,12 @@ class _Proof:
         what = f"evaluated in batches of {size:,}, and in parts"
         self._metrics(what, whole, many.evaluation, otherwise=otherwise)
 
-    def _loaded(self, many: Run) -> None:
+    def _loaded(self, many: proof.Run) -> None:
         with muted_console(True):
             model = hvdtrain.load(self.folder / MANY, self.task)
         state = of_framework(self.framework).ModelState(model, Renaming(self.task_object, self.framework))
         loaded = {one.name: one.read() for one in state.fields}
-        name = equal_arrays(loaded, many.arrays(self.steps))  # a loss is no part of it
+        name = proof.equal_arrays(loaded, many.arrays(self.steps))  # a loss is no part of it
         text = f"{name.removeprefix('model/')} is not what was saved" if name else "bit by bit"
         self._row("the trained model, loaded by hvdtrain.load", not name, text)
 

@@ -4,7 +4,7 @@ They call the task's own model and loss, and use nothing of how hvdtrain does a 
 ``tensorflow.py`` have the loop of each framework.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
 
@@ -35,16 +35,15 @@ class PlainLoop:
     state: Any  # the model's state by portable names
     table: Mapping[str, Any]  # the named losses of hvdtrain
     total: Callable[[Any], Any]  # the sum of a tensor
-    # what subclasses do: return the losses of samples, or their mean, and weights, without gradients; seed
-    # the framework
-    _optimizer: Any
+    optimizer: Any
+    # what subclasses do: take a step with a batch, the given one from 0, with a learning rate, and return its
+    # loss; return the losses of samples, or their mean, and weights, without gradients; seed the framework
+    step: Callable[[Samples, int, float], float]
     losses: Callable[[Samples, bool], tuple[Any, Any]]
     seed: Callable[[int], None]
     _open: Callable[[], None]
     _make_optimizer: Callable[[], None]
-    _prepare: Callable[[int, float], None]
     _tensors: Callable[[Samples], dict[str, Any]]
-    _plain_step: Callable[[Mapping[str, Any]], float]
     _like: Callable[[Any, Any], Any]
     _named: Callable[[str, Any, Any], Any]
 
@@ -63,16 +62,6 @@ class PlainLoop:
         self._open()
         self.start = self.arrays()
         self.trained = [one.name for one in self.state.trainable_fields()]
-
-    def step(self, samples: Samples, number: int, rate: float) -> float:
-        """Take a step with a batch, the ``number``th from 0, with a learning rate; return its loss."""
-        self._prepare(number, rate)
-        return self._plain_step(self._tensors(samples))
-
-    @property
-    def optimizer(self) -> str:
-        """The class of the optimizer."""
-        return type(self._optimizer).__name__
 
     def arrays(self) -> PortableState:
         """Return copies of the model's arrays."""
@@ -112,9 +101,7 @@ class PlainLoop:
 
     def _is_plain(self, batch: Mapping[str, Any]) -> bool:
         """Return whether the loss is what the framework's function of this name computes."""
-        special = [
-            name for name in ("class_weights", "class_axis", "ignore_index") if hasattr(self.task, name)
-        ]
+        special = [one for one in ("class_weights", "class_axis", "ignore_index") if hasattr(self.task, one)]
         targets = batch.get("targets")
         return (
             self._loss in _OWN_NAMES
@@ -150,10 +137,3 @@ def rows_of(batch: Any) -> dict[str, Any]:
     """Return the samples of a batch without padding."""
     real = batch.weights.reshape(-1) > 0
     return {name: array.reshape(-1, *array.shape[2:])[real] for name, array in batch.arrays.items()}
-
-
-def halves_of(samples: Samples) -> Iterator[dict[str, Any]]:
-    """Yield the two halves of a batch."""
-    middle = len(next(iter(samples.values()))) // 2
-    for part in (slice(None, middle), slice(middle, None)):
-        yield {name: array[part] for name, array in samples.items()}

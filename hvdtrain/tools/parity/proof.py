@@ -12,9 +12,11 @@ from hvdtrain.backends.records import PortableState
 from hvdtrain.checkpoints.storage import name_of, verify
 from hvdtrain.reporting.stored_runs import metrics_in, number, read_records
 from hvdtrain.tools.parity.observation import Array, constant_factor, difference
+from hvdtrain.tools.parity.plain import mean_of
 
 _OF_MOVEMENT, _OF_VALUES, _OF_NUMBERS, _OF_NOISE = 1e-3, 3e-7, 1e-5, 30.0
 _OF_LARGEST = 1e-6  # of the movements of all parameters
+Metrics = Mapping[str, float]
 _STATISTICS = ("/moving_mean", "/moving_variance")
 
 
@@ -24,7 +26,7 @@ class Run:
 
     losses: Mapping[int, float]
     arrays: Callable[[int], PortableState]  # after a step
-    evaluation: Mapping[str, float]
+    evaluation: Metrics
 
 
 def run_in(folder: Path) -> Run:
@@ -75,20 +77,16 @@ def size(array: Array) -> float:
     return float(np.sqrt(np.square(abs(array), dtype=np.float64).mean())) if array.size else 0.0
 
 
-def rounding_of(
-    one: Run, other: Run, starts: tuple[PortableState, PortableState], trained: Sequence[str]
-) -> Rounding:
+def rounding_of(one: Run, other: Run, starts: Sequence[PortableState], trained: Sequence[str]) -> Rounding:
     """Return what rounding does, from two loops."""
     arrays = {}
     for step in one.losses:
         left, right = one.arrays(step), other.arrays(step)
-        for name in left:
-            if left[name].dtype.kind == "f":
-                moves = (
-                    state[name].astype(float) - of[name]
-                    for state, of in zip((left, right), starts, strict=True)
-                )
-                arrays[step, name] = size(next(moves) - next(moves))
+        for name in [name for name in left if left[name].dtype.kind == "f"]:
+            moves = [
+                of[name].astype(float) - was[name] for of, was in zip((left, right), starts, strict=True)
+            ]
+            arrays[step, name] = size(moves[0] - moves[1])
     losses = {step: abs(one.losses[step] - other.losses[step]) for step in one.losses}
     apart = abs(one.evaluation.get("loss", 0.0) - other.evaluation.get("loss", 0.0))
     return Rounding(starts[0], trained, losses, arrays, apart)
@@ -106,9 +104,7 @@ class Comparison:
     text: str = ""  # how
 
 
-def compare(
-    ref: Run, other: Run, rounding: Rounding, first: int = 1, left_out: str = "/left out"
-) -> Comparison:
+def compare(ref: Run, other: Run, rounding: Rounding, first: int = 1, left_out: str = "/") -> Comparison:
     """Compare two runs from step ``first`` on: a loss, then the parameters after the step, then other arrays.
 
     Arrays whose names end with ``left_out`` are not compared.
@@ -202,40 +198,34 @@ def cause_of(found: Comparison, traits: Traits, *, is_plain: bool, framework: st
     return next((text for text, applies in rules.items() if applies), "")
 
 
-def compare_evaluations(
-    ref: Mapping[str, float], other: Mapping[str, float], noise: float = 0.0
-) -> dict[str, tuple[float, float]]:
+def compare_evaluations(ref: Metrics, other: Metrics, noise: float = 0.0) -> dict[str, tuple[float, float]]:
     """Return the metrics of two evaluations that differ beyond rounding."""
+    pairs = {name: (ref[name], other[name]) for name in ref if name in other}
     return {
-        name: (ref[name], other[name])
-        for name in ref
-        if name in other
-        and not abs(ref[name] - other[name])
-        <= max(_OF_NOISE * noise, 2 * _OF_NUMBERS * max(abs(ref[name]), 1e-2))
-        and not (math.isnan(ref[name]) and math.isnan(other[name]))
+        name: (a, b)
+        for name, (a, b) in pairs.items()
+        if not abs(a - b) <= max(_OF_NOISE * noise, 2 * _OF_NUMBERS * max(abs(a), 1e-2))
+        and not (math.isnan(a) and math.isnan(b))
     }
 
 
 def equal_arrays(left: PortableState, right: PortableState) -> str:
     """Return the first array that is not bit by bit the same in both; empty if there is none."""
-    for name in left:
-        if name not in right or not np.array_equal(
-            left[name], right[name], equal_nan=left[name].dtype.kind in "fc"
-        ):
+    for name, array in left.items():
+        equal_nan = array.dtype.kind in "fc"
+        if name not in right or not np.array_equal(array, right[name], equal_nan=equal_nan):
             return name
     return ""
 
 
-def splits(
-    whole: tuple[Any, Any], parts: Sequence[tuple[Any, Any]], mean: Callable[[Any], tuple[float, float]]
-) -> str:
+def splits(whole: tuple[Any, Any], *parts: tuple[Any, Any]) -> str:
     """Return how losses of a whole batch differ from those of its halves; empty if they do not."""
     if whole[0].shape and all(one[0].shape for one in parts):
         apart = difference(np.concatenate([one[0] for one in parts]), whole[0])
         if apart.relative > 1e-4:
             return f"the loss of a sample depends on others of its batch (by {apart.relative:.1e})"
         return ""
-    value, ((left, weight), (right, other)) = mean(whole)[0], (mean(one) for one in parts)
+    value, ((left, weight), (right, other)) = mean_of(whole)[0], map(mean_of, parts)
     share = 0.5 if math.isnan(weight) else weight / (weight + other or 1.0)
     if abs(share * left + (1 - share) * right - value) <= 1e-4 * max(abs(value), 1e-6):
         return ""

@@ -90,9 +90,7 @@ def run_prove(layers: list[Layer], json_path: Path | None, limit_seconds: float)
             else:
                 _run(values, MANY, horovodrun(workers, f"localhost:{workers}", None), limit_seconds)
             say("a plain loop, one worker, and a resumed run ...")
-            kept = [
-                name for name in for_children() if not name.startswith(_OF_LAUNCHERS) or "_ALLOW_" in name
-            ]
+            kept = [one for one in for_children() if not one.startswith(_OF_LAUNCHERS) or "_ALLOW_" in one]
             unset = ["env", *(word for name in os.environ if name not in kept for word in ("-u", name))]
             document = _run(values, "alone", unset, max(limit_seconds - (time.monotonic() - begun), 1.0))
     finally:
@@ -144,9 +142,8 @@ def describe(found: Mapping[str, Any]) -> str:
     width = max(len(row["what"]) for row in found["rows"])
     for row in found["rows"]:
         word = {True: "equal", False: "DIFFERENT", None: "-"}[row["ok"]]
-        numbers = ", ".join(
-            f"{name} {row[name]:.0e}" for name in ("loss", "parameters", "buffers") if name in row
-        )
+        kinds = ("loss", "parameters", "buffers")
+        numbers = ", ".join(f"{name} {row[name]:.0e}" for name in kinds if name in row)
         lines.append(f"  {row['what']:<{width}}  {word:<9}  {numbers or row['text']}".rstrip())
         if numbers and row["ok"] is not True:
             lines.append(f"    first difference: {row['text']}")

@@ -1,6 +1,6 @@
 """Looking into a model of Keras; ``torch.py`` does the same for PyTorch."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -153,40 +153,36 @@ class Loop(PlainLoop):
             made = keras.optimizers.SGD(momentum=config.momentum)
         made.build(self._variables)
         self._of_base = float(made.learning_rate) / self.own_base if self.own_base else 1.0
-        self._optimizer = made
+        self.optimizer = made
 
-    def _prepare(self, number: int, rate: float) -> None:
+    def step(self, samples: Samples, number: int, rate: float) -> float:
+        """Take a step."""
         config = self.config
         seed_host_step(mix(config.seed, number, 0) >> 1)  # the draws of one worker
-        self._optimizer.learning_rate = rate * self._of_base
+        self.optimizer.learning_rate = rate * self._of_base
         if self._is_adam:  # epsilon is added to the corrected root, as PyTorch's is
-            self._optimizer.epsilon = config.adam_epsilon * (1 - config.adam_beta2 ** (number + 1)) ** 0.5
-
-    def _plain_step(self, batch: Mapping[str, Any]) -> float:
+            self.optimizer.epsilon = config.adam_epsilon * (1 - config.adam_beta2 ** (number + 1)) ** 0.5
         variables, phase = self._variables, Phase(self.model, True)
         with tf.GradientTape() as tape:
             with phase_of_layers(True):
-                loss = self._mean(*self._values(phase, batch, True))
+                loss = self._mean(*self._values(phase, self._tensors(samples), True))
             if (added := phase.added_loss()) is not None:
                 loss += tf.cast(added, loss.dtype)
         # a tape takes the tf.Variables of Keras's
         gradients = tape.gradient(loss, [getattr(one, "value", one) for one in variables])
-        self._apply(
+        found = [
             tf.zeros_like(v) if g is None else tf.convert_to_tensor(g)
             for g, v in zip(gradients, variables, strict=True)
-        )
-        return float(loss)
-
-    def _apply(self, gradients: Iterable[Any]) -> None:
-        found, variables = list(gradients), self._variables
-        if self.config.clip_norm is not None:
-            found, _ = tf.clip_by_global_norm(found, self.config.clip_norm)
+        ]
+        if config.clip_norm is not None:
+            found, _ = tf.clip_by_global_norm(found, config.clip_norm)
         if self.noise:
             noise = self.noise * max(float(tf.reduce_max(tf.abs(g))) for g in found)
             draw = np.random.default_rng(0)
             found = [g + tf.cast(noise * draw.standard_normal(g.shape), g.dtype) for g in found]
         decayed = [g + self._decay * tf.convert_to_tensor(v) for g, v in zip(found, variables, strict=True)]
-        self._optimizer.apply(decayed, variables)
+        self.optimizer.apply(decayed, variables)
+        return float(loss)
 
     def losses(self, samples: Samples, training: bool) -> tuple[Any, Any]:
         """Return the losses of samples, or their mean, and the weights of samples."""

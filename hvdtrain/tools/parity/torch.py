@@ -33,9 +33,8 @@ def _settings(module: Any) -> dict[str, float]:
 
 def stop_dropout(model: nn.Module) -> list[float]:
     """Let the dropout layers of a model drop nothing; return the rates that they had."""
-    rates = []
+    rates, kinds = [], {"p": _DropoutNd, "dropout": nn.MultiheadAttention | nn.RNNBase}
     for module in model.modules():
-        kinds: dict[str, Any] = {"p": _DropoutNd, "dropout": (nn.MultiheadAttention, nn.RNNBase)}
         for name in [name for name, kind in kinds.items() if isinstance(module, kind)]:
             rates.append(float(getattr(module, name)))
             setattr(module, name, 0.0)
@@ -129,25 +128,20 @@ class Loop(PlainLoop):
                 made = torch.optim.AdamW(groups, betas=betas, eps=config.adam_epsilon)
             else:
                 made = torch.optim.SGD(groups, lr=0.1, momentum=config.momentum)
-        self._optimizer = made
+        self.optimizer = made
         for group in made.param_groups:
             own_rate = float(group["lr"]) / float(self.own_base) if self.own_base else 1.0
             group["scale"] = own_rate * group.get("lr_scale", 1.0)
 
-    def _prepare(self, number: int, rate: float) -> None:
+    def step(self, samples: Samples, number: int, rate: float) -> float:
+        """Take a step."""
         self.backend.parts.computation.seed_step(number)  # the draws of one worker
         self.model.train()
-        for group in self._optimizer.param_groups:
+        for group in self.optimizer.param_groups:
             group["lr"] = rate * group["scale"]
-
-    def _plain_step(self, batch: Mapping[str, Any]) -> float:
-        self._optimizer.zero_grad()
-        loss = self._mean(*self._values(self.model, batch, True))
+        self.optimizer.zero_grad()
+        loss = self._mean(*self._values(self.model, self._tensors(samples), True))
         loss.backward()
-        self._update()
-        return float(loss.detach())
-
-    def _update(self) -> None:
         variables = list(self.model.parameters())
         found = [variable.grad for variable in variables if variable.grad is not None]
         dense = [one for one in found if not one.is_sparse and one.is_floating_point()]
@@ -158,7 +152,8 @@ class Loop(PlainLoop):
                 one.add_(torch.randn(one.shape, generator=draw).to(one) * self.noise * largest)
         if self.config.clip_norm is not None:
             torch.nn.utils.clip_grad_norm_(variables, self.config.clip_norm)
-        self._optimizer.step()
+        self.optimizer.step()
+        return float(loss.detach())
 
     def restart(self, start: PortableState) -> None:
         """Begin anew, with another model and these arrays."""

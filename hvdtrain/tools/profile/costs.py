@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from hvdtrain.backends.recording import KERNEL, OPERATION, Operation
+from hvdtrain.schedule import StepWindow
 from hvdtrain.storage.text import counted
 from hvdtrain.tools.profile.recording import Recording
 from hvdtrain.workers.activity import READING_DATA, TRAINING
@@ -27,7 +28,10 @@ class StepWait(NamedTuple):
     last_rank: int  # the worker that was ready last
 
 
-def waits_by_rank(recordings: Sequence[Recording]) -> dict[int, list[StepWait]]:
+Waits = dict[int, list[StepWait]]  # of each worker
+
+
+def waits_by_rank(recordings: Sequence[Recording]) -> Waits:
     """Return the steps of each worker that all of them have marks of, by rank; none of a single worker."""
     if len(recordings) < 2:
         return {}
@@ -35,7 +39,7 @@ def waits_by_rank(recordings: Sequence[Recording]) -> dict[int, list[StepWait]]:
         one.rank: {m.step: (one.common(m.ready_ns), one.common(m.reduced_ns)) for m in one.marks}
         for one in recordings
     }
-    waits: dict[int, list[StepWait]] = {one.rank: [] for one in recordings}
+    waits: Waits = {one.rank: [] for one in recordings}
     for step in sorted(set.intersection(*(set(found) for found in marks.values()))):
         last_rank = max(marks, key=lambda rank: marks[rank][step][0])
         all_ready_ns = marks[last_rank][step][0]
@@ -47,7 +51,7 @@ def waits_by_rank(recordings: Sequence[Recording]) -> dict[int, list[StepWait]]:
     return waits
 
 
-def _last_ranks(waits: Mapping[int, Sequence[StepWait]]) -> dict[int, int]:
+def _last_ranks(waits: Waits) -> dict[int, int]:
     """Return in how many steps each worker was the last to have its gradients; the most first."""
     return dict(Counter(wait.last_rank for wait in next(iter(waits.values()), ())).most_common())
 
@@ -93,16 +97,18 @@ def _own(spans: list[Operation], steps: list[tuple[int, int]] | None) -> list[tu
 
 def find_costs(recordings: Sequence[Recording]) -> dict[str, Any]:
     """Return what the recorded steps cost, as ``costs.json`` has it; docs/profile.md describes it."""
-    steps = sorted({step for recording in recordings for step in recording.steps})
+    steps = sorted({phase.step for one in recordings for phase in one.phases if phase.name == TRAINING})
     seconds = statistics.fmean((r.end_ns - r.begin_ns) / 1e9 for r in recordings)
     waits = waits_by_rank(recordings)
     costs = []
     for kind, what, by_rank in (*_phases(recordings), *_in_steps(recordings, waits)):
         if any(by_rank):
-            mean, named = statistics.fmean(by_rank), _with_rank(what, by_rank, recordings)
+            most, mean = max(by_rank), statistics.fmean(by_rank)
+            stands_out = len(by_rank) > 1 and most >= _STANDS_OUT * mean and kind != "wait"
+            where = f" (most on rank {recordings[by_rank.index(most)].rank})" if stands_out else ""
             share = round(mean / seconds, 6) if seconds else 0.0
             per_step = 1e3 * mean / (len(steps) or 1)
-            costs.append({"kind": kind, "what": named, "share": share, "ms_per_step": per_step})
+            costs.append({"kind": kind, "what": what + where, "share": share, "ms_per_step": per_step})
     return {
         "steps": steps,
         "workers": len(recordings),
@@ -118,9 +124,7 @@ def find_costs(recordings: Sequence[Recording]) -> dict[str, Any]:
 def lines_of(costs: Mapping[str, Any]) -> list[str]:
     """Return what is shown of the costs: the steps, and the largest costs."""
     steps, workers = costs["steps"], counted(costs["workers"], "worker")
-    what = f"step {steps[0]:,}" if len(steps) == 1 else "no step"
-    if len(steps) > 1:
-        what = f"steps {steps[0]:,} to {steps[-1]:,}"
+    what = StepWindow(steps[0], steps[-1]).describe() if steps else "no step"
     each = f", {costs['step_ms']:.3g} ms each" if steps else ""
     return [
         f"profile of {what} with {workers}{each}; the largest shares of the workers' time:",
@@ -143,15 +147,12 @@ def _phases(recordings: Sequence[Recording]) -> Iterator[CostByRank]:
             is_data = name == READING_DATA
             what = "waiting for data" if is_data else name.removesuffix(" after step")
             yield "data" if is_data else "other", what, by_rank
-    gaps = [
-        max(0, r.end_ns - r.begin_ns - sum(p.end_ns - p.begin_ns for p in r.phases)) / 1e9 for r in recordings
-    ]
+    busy = [sum(phase.end_ns - phase.begin_ns for phase in one.phases) for one in recordings]
+    gaps = [max(0, r.end_ns - r.begin_ns - ns) / 1e9 for r, ns in zip(recordings, busy, strict=True)]
     yield "other", "the recording itself, which notes what begins and ends", gaps
 
 
-def _in_steps(
-    recordings: Sequence[Recording], waits: Mapping[int, Sequence[StepWait]]
-) -> Iterator[CostByRank]:
+def _in_steps(recordings: Sequence[Recording], waits: Waits) -> Iterator[CostByRank]:
     """Yield what the time in steps consists of: waiting, reducing, operations, and the rest."""
     last, count = _last_ranks(waits), len(next(iter(waits.values()), ()))
     waiting = {rank: [0.0] * len(recordings) for rank in last}
@@ -184,14 +185,6 @@ def _in_steps(
     yield "other", what if is_measured else f"{what}, and waiting for other workers", rest
 
 
-def _with_rank(what: str, by_rank: Sequence[float], recordings: Sequence[Recording]) -> str:
-    """Return the description of a cost, with the worker that has much more of it than the others."""
-    most, mean = max(by_rank), statistics.fmean(by_rank)
-    if len(by_rank) < 2 or most < _STANDS_OUT * mean or what.startswith("waiting for rank"):
-        return what
-    return f"{what} (most on rank {recordings[list(by_rank).index(most)].rank})"
-
-
 Event = dict[str, Any]
 
 _LOOP, _STEPS, _THREADS = 0, 1, 2  # places of the tracks of a worker
@@ -214,7 +207,7 @@ def build_trace(recordings: Sequence[Recording]) -> Event:
             ):
                 if end > begin:
                     track = recording.rank, _STEPS
-                    events.append(_span(track, name, begin - begin_ns, end - begin, {"step": wait.step}))
+                    events.append(_span(track, name, begin - begin_ns, end - begin, wait.step))
     process = max(recording.rank for recording in recordings) + 1
     events += _of_horovod(recordings[0].timeline, process, begin_ns, end_ns)
     return {"traceEvents": events, "displayTimeUnit": "ms"}
@@ -222,20 +215,18 @@ def build_trace(recordings: Sequence[Recording]) -> Event:
 
 def _of_worker(recording: Recording, begin_ns: int) -> Iterator[Event]:
     rank, common = recording.rank, recording.common
-    yield from _process(rank, f"rank {rank} on {recording.host}")
+    yield from _named("process", rank, 0, f"rank {rank} on {recording.host}")
     for place, name in enumerate(["training loop", "step", *recording.operations.threads]):
         yield from _named("thread", rank, place, name)
     for phase in recording.phases:
-        at_ns, arguments = common(phase.begin_ns) - begin_ns, {"step": phase.step} if phase.step else {}
-        yield _span((rank, _LOOP), phase.name, at_ns, phase.end_ns - phase.begin_ns, arguments)
+        at_ns, length_ns = common(phase.begin_ns) - begin_ns, phase.end_ns - phase.begin_ns
+        yield _span((rank, _LOOP), phase.name, at_ns, length_ns, phase.step)
     for span in recording.operations.spans:
         at_ns, track = common(span.begin_ns) - begin_ns, (rank, _THREADS + span.thread)
         yield {**_span(track, span.name, at_ns, span.end_ns - span.begin_ns), "cat": span.kind}
 
 
-def _of_horovod(
-    timeline: Iterable[Mapping[str, Any]], process: int, begin_ns: int, end_ns: int
-) -> Iterator[Event]:
+def _of_horovod(timeline: Iterable[Event], process: int, begin_ns: int, end_ns: int) -> Iterator[Event]:
     """Yield what the timeline has between two times: in it each tensor is a process, here a track."""
     epoch_us, places = 0, dict[int, int]()
     open_spans: dict[int, list[tuple[str, int]]] = defaultdict(list)
@@ -245,7 +236,7 @@ def _of_horovod(
             epoch_us = arguments.get("start_time_since_epoch_in_micros", epoch_us)
             if "name" in arguments and tensor not in places:
                 if not places:
-                    yield from _process(process, "Horovod, as rank 0 coordinates it")
+                    yield from _named("process", process, 0, "Horovod, as rank 0 coordinates it")
                 places[tensor] = len(places)
                 yield from _named("thread", process, places[tensor], arguments["name"])
         elif kind == "B":
@@ -256,19 +247,15 @@ def _of_horovod(
                 yield _span((process, places[tensor]), name, since_ns - begin_ns, at_ns - since_ns)
 
 
-def _process(process: int, name: str) -> Iterator[Event]:
-    yield from _named("process", process, 0, name)
-
-
 def _named(what: str, process: int, place: int, name: str) -> Iterator[Event]:
     """Yield the name of a process or a thread, and its place among the others."""
-    fields = {"ph": "M", **track_of(process, place)}
+    fields = {"ph": "M", **_track(process, place)}
     index = process if what == "process" else place
     yield {**fields, "name": f"{what}_name", "args": {"name": name}}
     yield {**fields, "name": f"{what}_sort_index", "args": {"sort_index": index}}
 
 
-def track_of(process: int, place: int) -> Event:
+def _track(process: int, place: int) -> Event:
     """Return the numbers of a track of a rank, or of the number after them for Horovod.
 
     Viewers take 0 for the idle task, and may take one number of a thread in two processes for one thread.
@@ -276,9 +263,6 @@ def track_of(process: int, place: int) -> Event:
     return {"pid": process + 1, "tid": _TRACKS * (process + 1) + place}
 
 
-def _span(
-    track: tuple[int, int], name: str, at_ns: int, length_ns: int, arguments: Mapping[str, Any] | None = None
-) -> Event:
+def _span(track: tuple[int, int], name: str, at_ns: int, length_ns: int, step: int = 0) -> Event:
     times = {"ts": at_ns / 1e3, "dur": max(0, length_ns) / 1e3}
-    event = {"ph": "X", **track_of(*track), "name": name, **times}
-    return {**event, "args": dict(arguments)} if arguments else event
+    return {"ph": "X", **_track(*track), "name": name, **times, **({"args": {"step": step}} if step else {})}

@@ -5,7 +5,7 @@ import json
 import random
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -52,7 +52,14 @@ def measure_offset(workers: Workers, clock: str, now_ns: Callable[[], int] = tim
     clocks = workers.allgather_object(clock)
     if len(set(clocks)) == 1:
         return ClockOffset()
-    gathered = workers.allgather_object(list(_rounds(workers, now_ns)))
+    own: list[tuple[int, int]] = []  # when this worker entered and left some barriers
+    for number in range(_ROUNDS):
+        if (workers.rank == 0) == (number % 2 == 0):
+            time.sleep(random.Random(number).uniform(*_LATE_SECONDS))
+        entered_ns = now_ns()
+        workers.barrier()
+        own.append((entered_ns, now_ns()))
+    gathered = workers.allgather_object(own)
     if clock == clocks[0]:
         return ClockOffset()
     others = [rounds for of, rounds in zip(clocks, gathered, strict=True) if of == clock]
@@ -60,16 +67,6 @@ def measure_offset(workers: Workers, clock: str, now_ns: Callable[[], int] = tim
     most = min(left - root_entered for (root_entered, _), (_, left) in pairs)
     least = max(entered - root_left for (_, root_left), (entered, _) in pairs)
     return ClockOffset((most + least) // 2, abs(most - least) // 2)
-
-
-def _rounds(workers: Workers, now_ns: Callable[[], int]) -> Iterator[tuple[int, int]]:
-    """Collective. Yield when this worker entered and left some barriers."""
-    for number in range(_ROUNDS):
-        if (workers.rank == 0) == (number % 2 == 0):
-            time.sleep(random.Random(number).uniform(*_LATE_SECONDS))
-        entered = now_ns()
-        workers.barrier()
-        yield entered, now_ns()
 
 
 class Phase(NamedTuple):
@@ -104,11 +101,6 @@ class Recording:
     timeline: list[dict[str, Any]] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
-    @property
-    def steps(self) -> list[int]:
-        """The steps that were recorded, in order."""
-        return sorted({phase.step for phase in self.phases if phase.name == TRAINING})
-
     def seconds_of(self, name: str) -> float:
         """Return how long the training thread was in phases of a name."""
         return sum(phase.end_ns - phase.begin_ns for phase in self.phases if phase.name == name) / 1e9
@@ -128,8 +120,7 @@ class Recording:
 
     def to_bytes(self) -> bytes:
         """Return the recording as it is sent to rank 0."""
-        values = {**vars(self), "operations": vars(self.operations)}
-        return gzip.compress(json.dumps(values).encode(), compresslevel=1)
+        return gzip.compress(json.dumps(vars(self), default=vars).encode(), compresslevel=1)
 
     @classmethod
     def from_bytes(cls, content: bytes) -> "Recording":
@@ -139,8 +130,8 @@ class Recording:
             made.clock = ClockOffset(*made.clock)
             made.phases = [Phase(*phase) for phase in made.phases]
             made.marks = [StepMark(*mark) for mark in made.marks]
-            sent: Any = made.operations
-            made.operations = Operations(sent["threads"], [Operation(*span) for span in sent["spans"]])
+            sent = Operations(**vars(made)["operations"])
+            made.operations = Operations(sent.threads, [Operation(*span) for span in sent.spans])
         except Exception as error:  # of gzip, zlib and json there are many; or memory is short
             raise ValueError(f"it holds no recording: {error!r}") from None
         return made
@@ -169,13 +160,10 @@ class Listener:
         now_ns = time.time_ns()
         (name, step, begin_ns), self._current = self._current, None
         self._recording.phases.append(Phase(name, step, begin_ns, now_ns))
-        if name == TRAINING and step > self._marked:
-            self._mark(step)
-
-    def _mark(self, step: int) -> None:
-        before, after = self._before[1], self._busy()
-        if before is None or after is None or after.begun_seconds <= before.begun_seconds:
+        if name != TRAINING or step <= self._marked:
             return
-        self._marked = step
-        ready_ns = round(1e9 * (before.begun_seconds + after.busy_seconds))
-        self._recording.marks.append(StepMark(step, ready_ns, round(1e9 * after.begun_seconds)))
+        before, after = self._before[1], self._busy()
+        if before is not None and after is not None and after.begun_seconds > before.begun_seconds:
+            self._marked = step
+            ready_ns = round(1e9 * (before.begun_seconds + after.busy_seconds))
+            self._recording.marks.append(StepMark(step, ready_ns, round(1e9 * after.begun_seconds)))

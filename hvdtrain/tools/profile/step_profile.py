@@ -82,18 +82,15 @@ class StepProfile(LoopHook):
                 self._write([recording])
 
     def _nothing(self, why: str) -> None:
-        self._is_over = True
-        self._session.services.report.note(
-            f"profile: nothing was recorded of {self._window.describe()}: {why}"
-        )
+        self._is_over, window = True, self._window.describe()
+        self._session.services.report.note(f"profile: nothing was recorded of {window}: {why}")
 
     def _begin(self, step: int) -> None:
         """Collective. Begin to record."""
         workers = self._workers
         if step > self._window.first:
-            self._session.services.report.note(
-                f"profile: recording begins with step {step:,}: training resumed there"
-            )
+            note = f"profile: recording begins with step {step:,}: training resumed there"
+            self._session.services.report.note(note)
         with ACTIVITY.during("starting the profiler before step", step):
             clock = measure_offset(workers, clock_id())
             self._recording = recording = Recording(workers.rank, workers.host, clock=clock)
@@ -113,7 +110,9 @@ class StepProfile(LoopHook):
             self._stop(recording)
             recording.clock = recording.clock.joined(measure_offset(workers, clock_id()))
             found = [recording]
-            for content in workers.allgather_object(b"" if workers.rank == 0 else _packed(recording))[1:]:
+            # an error of one worker must not leave it: the others wait for this one in a collective
+            sent = self._try("it cannot be sent", recording.to_bytes) if workers.rank else b""
+            for content in workers.allgather_object(sent or b"")[1:]:
                 with suppress(ValueError):  # it is missing
                     found += [Recording.from_bytes(content)] if workers.rank == 0 else []
             with waiting_for_rank_zero(workers, "writing the profile"):
@@ -191,14 +190,3 @@ class StepProfile(LoopHook):
             why = text[0] if text else type(error).__name__
             self._recording.problems.append(f"rank {self._workers.rank}: {problem}: {why}")
             return None
-
-
-def _packed(recording: Recording) -> bytes:
-    """Return a recording as it is sent; nothing if it cannot be, as where memory is short.
-
-    An error of one worker must not leave it: the others wait for this one in a collective.
-    """
-    try:
-        return recording.to_bytes()
-    except Exception:
-        return b""

@@ -22,8 +22,8 @@ from hvdtrain.session import Session
 from hvdtrain.task import task_class_of, task_spec
 from hvdtrain.tools.blocks import OpenRun, bench_config, opened_run
 from hvdtrain.tools.output import check_writable, said_if_interrupted, show_found
-from hvdtrain.tools.picture import check_picture, draw_rates
 from hvdtrain.tools.search.options import HIGHEST_RATE, LOWEST_RATE, RISING_STEPS, RateOptions
+from hvdtrain.tools.spread import check_picture, draw_rates
 from hvdtrain.training_plan import TrainingPlan
 from hvdtrain.workers.activity import ACTIVITY
 

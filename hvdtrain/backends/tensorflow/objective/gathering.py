@@ -9,7 +9,7 @@ import tensorflow as tf
 from horovod.tensorflow import mpi_ops
 
 from hvdtrain.backends.objective import gathering
-from hvdtrain.backends.objective.gathering import horovods_own
+from hvdtrain.backends.objective.gathering import refuse_horovods_own
 from hvdtrain.backends.objective.stateful_metrics import Collectives
 from hvdtrain.backends.tensorflow.functions import marked
 from hvdtrain.errors import TaskError
@@ -92,9 +92,7 @@ def _named(name: str) -> Any:
 
 def _checked(tensor: Tensor, **options: Any) -> Tensor:
     """Collective. Do Horovod's allgather, which in a loss of several workers is refused."""
-    built = gathering.Gathering.built
-    if built is not None and built.is_in_loss_of_several and not options.get("process_set_id"):
-        raise horovods_own()
+    refuse_horovods_own(not options.get("process_set_id"))
     return _ALLGATHER(tensor, **options)
 
 

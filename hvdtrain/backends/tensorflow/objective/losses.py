@@ -14,14 +14,15 @@ from hvdtrain.backends.objective.evaluation_metrics import MetricFunctions
 from hvdtrain.backends.objective.losses import NamedLosses, PerSample, Values, Weighted, mask_of
 
 Tensor = Any
+Array = NDArray[Any]
 
 
-def to_numpy(tensor: Any) -> NDArray[Any]:
+def to_numpy(tensor: Any) -> Array:
     """Return a tensor as an array."""
     return np.asarray(keras.ops.convert_to_numpy(tensor))
 
 
-def as_arrays(value: Any) -> tuple[NDArray[Any], NDArray[Any] | None]:
+def as_arrays(value: Any) -> tuple[Array, Array | None]:
     """Return the values that a loss or metric gave, and their weights if they have some."""
     values, weights = value if isinstance(value, Weighted) else (value, None)
     own = None if weights is None else tf.cast(weights, tf.float64).numpy()
@@ -85,16 +86,14 @@ def _aligned(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     return tf.reshape(outputs, tf.shape(targets)), tf.cast(targets, outputs.dtype)
 
 
-def _entropies(
-    outputs: Tensor, targets: Tensor, counted: Tensor, ignore_index: int, label_smoothing: float
-) -> Tensor:
+def _entropies(outputs: Tensor, targets: Tensor, counted: Tensor, ignored: int, smoothing: float) -> Tensor:
     if targets.shape.rank == outputs.shape.rank:
         losses = tf.nn.softmax_cross_entropy_with_logits(targets, outputs)
     else:
         losses = tf.nn.sparse_softmax_cross_entropy_with_logits(counted, outputs)
-    if label_smoothing:
+    if smoothing:
         of_all = tf.reduce_logsumexp(outputs, -1) - tf.reduce_mean(outputs, -1)
-        losses = (1 - label_smoothing) * losses + label_smoothing * of_all
+        losses = (1 - smoothing) * losses + smoothing * of_all
     return losses
 
 
@@ -144,24 +143,18 @@ NAMED = LOSSES.table
 
 
 _MOST_COUNTED = 1 << 24  # float32 holds no odd number above it
-# Keras's own classes that compare something else than arrays of one shape
+# Keras's own classes that compare nothing themselves
+_BASES = ("Metric", "Mean", "KerasSaveable", "MeanMetricWrapper")
+# those that compare something else than arrays of one shape
 _OF_OTHER_SHAPES = ("Sparse", "IoU", "MeanIoU", "OneHot")
-# Keras's own classes that are wrong of logits, and do not say so
+# those that are wrong of logits, and do not say so
 _OF_PROBABILITIES = {
-    "AUC",
-    "BinaryAccuracy",
-    "BinaryCrossentropy",
-    "BinaryIoU",
-    "CategoricalCrossentropy",
-    "Precision",
-    "Recall",
-    "SensitivitySpecificityBase",
-    "SparseCategoricalCrossentropy",
-    "_ConfusionMatrixConditionCount",
-}
+    "AUC", "BinaryAccuracy", "BinaryCrossentropy", "BinaryIoU", "CategoricalCrossentropy", "Precision",
+    "Recall", "SensitivitySpecificityBase", "SparseCategoricalCrossentropy", "_ConfusionMatrixConditionCount",
+}  # fmt: skip
 
 
-def as_array(value: Any) -> NDArray[Any]:
+def as_array(value: Any) -> Array:
     """Return what an update gave as an array: a tensor on any device, or what numpy takes."""
     array = to_numpy(value) if tf.is_tensor(value) or keras.ops.is_tensor(value) else np.asarray(value)
     return array.astype(np.float32) if array.dtype.name == "bfloat16" else array
@@ -176,30 +169,32 @@ class FedObject(shared.FedObject):
         super().__init__(name, value, task)
         metric = self.metric
         self.reset, self.update, self.result = metric.reset_state, metric.update_state, metric.result
-        names = [name for module in _metrics_within(metric) for name in _library_names(module)]
+        names = [
+            kind.__name__
+            for module in _metrics_within(metric)
+            for kind in type(module).__mro__
+            if kind.__module__.startswith("keras.") and kind.__name__ not in _BASES
+        ]
         settings = getattr(metric, "_fn_kwargs", {})
         thresholds = getattr(metric, "thresholds", None)
         takes_logits = getattr(metric, "_from_logits", False) or settings.get("from_logits", False)
         takes_logits = takes_logits or (thresholds is not None and list(np.atleast_1d(thresholds)) == [0.0])
         has_threshold = "FBetaScore" in names and metric.threshold is not None
         self.activation = self.of_logits if names and not takes_logits else ""
-        self.needs_probabilities = not takes_logits and (
-            has_threshold or not _OF_PROBABILITIES.isdisjoint(names)
-        )
+        is_of_probabilities = has_threshold or not _OF_PROBABILITIES.isdisjoint(names)
+        self.needs_probabilities = not takes_logits and is_of_probabilities
         self.moves_classes = bool(names) and self.of_logits == "softmax"
         self._has_other_shapes = not names or any(name.startswith(_OF_OTHER_SHAPES) for name in names)
         is_iou = "IoU" in names and "BinaryIoU" not in names
         self._takes_numbers = (is_iou and metric.sparse_y_pred) or names[:1] == ["Accuracy"]
         self.ignored = [getattr(metric, "ignore_class", settings.get("ignore_class"))]
 
-    def probabilities(self, logits: NDArray[Any]) -> NDArray[Any]:
+    def probabilities(self, logits: Array) -> Array:
         """Return the activation of logits."""
         found = tf.sigmoid(logits) if self.activation == "sigmoid" else tf.nn.softmax(logits, -1)
         return to_numpy(found)
 
-    def as_arguments(
-        self, preds: NDArray[Any], targets: NDArray[Any], mask: NDArray[Any] | None
-    ) -> tuple[Tensor, Tensor]:
+    def as_arguments(self, preds: Array, targets: Array, mask: Array | None) -> tuple[Tensor, Tensor]:
         """Return predictions and targets as tensors that Keras does not broadcast, and their mask, if any."""
         if preds.ndim == 1 and targets.ndim == 1:
             # as in fit(): Keras's functions take the mean over the last axis
@@ -223,7 +218,7 @@ class FedObject(shared.FedObject):
             given = with_mask(tf.identity(given), tf.constant(mask))  # which Keras's means leave out
         return given, tf.constant(targets)
 
-    def computed(self, rows: dict[str, NDArray[Any]]) -> Any:
+    def computed(self, rows: dict[str, Array]) -> Any:
         """Return the object's value of all rows."""
         value = super().computed(rows)
         if rows["targets"].size > _MOST_COUNTED and any(v.dtype == "float32" for v in self.metric.variables):
@@ -239,13 +234,6 @@ def _metrics_within(metric: Any) -> Iterator[Any]:
     yield metric
     for part in metric._metrics:
         yield from _metrics_within(part)
-
-
-def _library_names(metric: Any) -> list[str]:
-    """Return the names of an object's classes that are Keras's own, if its class or a base of it compares."""
-    bases = ("Metric", "Mean", "KerasSaveable", "MeanMetricWrapper")
-    kinds = [kind for kind in type(metric).__mro__ if kind.__module__.startswith("keras.")]
-    return [kind.__name__ for kind in kinds if kind.__name__ not in bases]
 
 
 FUNCTIONS = MetricFunctions("tf", as_array, FedObject, LOSSES)

@@ -11,7 +11,7 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from hvdtrain.backends.objective import gathering
-from hvdtrain.backends.objective.gathering import horovods_own
+from hvdtrain.backends.objective.gathering import refuse_horovods_own
 from hvdtrain.backends.objective.stateful_metrics import Collectives
 
 _Allgather: Any = mpi_ops.HorovodAllgather
@@ -56,10 +56,8 @@ class _Gather(Function):
         """Collective. Return the gradient of this worker's rows."""
         splits = torch.tensor(ctx.counts, dtype=torch.int32)
         received, _ = hvd.alltoall(_as_sent(gradient), splits, name=f"{ctx.name}.backward")
-        parts = received.view(gradient.dtype).reshape(
-            len(ctx.counts), ctx.counts[hvd.rank()], *gradient.shape[1:]
-        )
-        return parts.sum(0), None, None
+        shape = len(ctx.counts), ctx.counts[hvd.rank()], *gradient.shape[1:]
+        return received.view(gradient.dtype).reshape(shape).sum(0), None, None
 
 
 def _as_sent(rows: Tensor) -> Tensor:
@@ -80,9 +78,7 @@ class _Checked(_Allgather):
     @classmethod
     def apply(cls, tensor: Tensor, name: str | None, process_set: Any) -> Any:
         """Collective. Return the rows of all workers."""
-        built = gathering.Gathering.built
-        if built is not None and built.is_in_loss_of_several and process_set is mpi_ops.global_process_set:
-            raise horovods_own()
+        refuse_horovods_own(process_set is mpi_ops.global_process_set)
         return _Allgather.apply(tensor, name, process_set)
 
 

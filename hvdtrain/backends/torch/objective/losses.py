@@ -17,8 +17,10 @@ from hvdtrain.backends.objective.losses import NamedLosses, PerSample, Values, W
 from hvdtrain.backends.torch.state.tensors import as_array as to_numpy
 from hvdtrain.data.naming import has_class
 
+Array = NDArray[Any]
 
-def as_arrays(value: Any) -> tuple[NDArray[Any], NDArray[Any] | None]:
+
+def as_arrays(value: Any) -> tuple[Array, Array | None]:
     """Return the values that a loss or metric gave, and their weights if they have some."""
     parts = value if isinstance(value, Weighted) else (value, None)
     return tuple(None if p is None else torch.as_tensor(p).detach().double().cpu().numpy() for p in parts)  # type: ignore[return-value]
@@ -58,17 +60,15 @@ def _aligned(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     return outputs.reshape(targets.shape), targets.to(outputs.dtype)
 
 
-def _entropies(
-    outputs: Tensor, targets: Tensor, counted: Tensor, ignore_index: int, label_smoothing: float
-) -> Tensor:
+def _entropies(outputs: Tensor, targets: Tensor, counted: Tensor, ignored: int, smoothing: float) -> Tensor:
     soft = targets.dim() == outputs.dim()
     try:
         return F.cross_entropy(
             outputs.reshape(-1, outputs.shape[-1]),
             targets.reshape(-1, outputs.shape[-1]) if soft else targets.reshape(-1),
-            ignore_index=_NO_CLASS if counted is targets else ignore_index,
+            ignore_index=_NO_CLASS if counted is targets else ignored,
             reduction="none",
-            label_smoothing=label_smoothing,
+            label_smoothing=smoothing,
         ).reshape(outputs.shape[:-1])
     except IndexError as error:
         raise bad_target(error) or error from None
@@ -118,7 +118,7 @@ _OF_NUMBERS = ("Binary", "Multilabel")
 _OF_PROBABILITIES = ("MulticlassPrecisionRecallCurve", "MulticlassCalibrationError", "MulticlassHingeLoss")
 
 
-def as_array(value: Any) -> NDArray[Any]:
+def as_array(value: Any) -> Array:
     """Return what an update gave as an array: a tensor on any device, or what numpy takes."""
     return to_numpy(value.detach().cpu()) if isinstance(value, Tensor) else np.asarray(value)
 
@@ -152,15 +152,13 @@ class FedObject(shared.FedObject):
         self.activation = self._guessed if self.of_logits else ""
         self.ignored = [getattr(module, "ignore_index", None) for module in within]
 
-    def probabilities(self, logits: NDArray[Any]) -> NDArray[Any]:
+    def probabilities(self, logits: Array) -> Array:
         """Return the activation of logits."""
         given = torch.from_numpy(logits)
         return (given.sigmoid() if self.activation == "sigmoid" else given.softmax(1)).numpy()
 
     @torch.no_grad()
-    def as_arguments(
-        self, preds: NDArray[Any], targets: NDArray[Any], mask: NDArray[Any] | None
-    ) -> tuple[Tensor, Tensor]:
+    def as_arguments(self, preds: Array, targets: Array, mask: Array | None) -> tuple[Tensor, Tensor]:
         """Return predictions and targets as tensors; whole numbers as integers, for metrics of classes."""
         if self._takes_classes and targets.dtype.kind == "f" and (targets == targets.round()).all():
             targets = targets.astype(np.int64)
