@@ -45,11 +45,6 @@ def abort_collectives(reason: str) -> None:
         abort(reason[:_MOST_CHARACTERS].encode(errors="replace"))
 
 
-def check_abort() -> None:
-    """Check that collectives can be given up."""
-    list(_abort_functions())
-
-
 def _abort_functions() -> Iterator[Any]:
     """Yield the functions of the loaded Horovod libraries that give up collectives."""
     for name in _BINDINGS:
@@ -72,10 +67,7 @@ _LENGTH = struct.Struct("<Q")  # of a message, before it
 class Sized(Protocol):
     """What a sum over workers depends on: all workers of a job, or some of them, have it."""
 
-    @property
-    def size(self) -> int:
-        """Number of workers."""
-        ...
+    size: int
 
 
 def group_of(workers: object) -> dict[str, Any]:
@@ -146,9 +138,7 @@ class HorovodWorkers(Workers):
 
     def allgather_object(self, value: Any) -> list[Any]:
         """Collective. Return the values of all workers, in the order of ranks, on every worker."""
-        if self.size == 1:
-            return [value]
-        return self._exchange(GATHER, value)
+        return [value] if self.size == 1 else self._exchange(GATHER, value)
 
     def have_failed(self) -> bool:
         """Collective among workers that fail, under its own name. Return whether no operation is left."""
@@ -178,7 +168,8 @@ class peer_errors:  # noqa: N801 - used as a statement
             raise TrainingError(
                 f"the workers' collective operations do not match: {first_line(error)}", _MATCH
             ) from error
-        if is_peer_error(error):
+        kinds = {cls.__name__ for cls in type(error).__mro__}
+        if "HorovodInternalError" in kinds or any(text in str(error) for text in _TEXTS):
             raise PeerLostError(
                 "a collective operation failed because another worker ended", first_line(error)
             ) from error
@@ -207,13 +198,6 @@ _MATCH = (
 _SOURCE = re.compile(r"\[[^\[\]]*\.(?:cc|h):\d+\] ")
 
 
-def is_peer_error(error: Exception) -> bool:
-    """Return whether an exception says that a collective failed because a worker is lost."""
-    names = {cls.__name__ for cls in type(error).__mro__}
-    is_failure = "HorovodInternalError" in names or any(text in str(error) for text in _TEXTS)
-    return is_failure and _MISMATCH.search(str(error)) is None
-
-
 def without_sources(error: Exception) -> str:
     """Return the first line of an exception's text without the places in Gloo's source."""
     return _SOURCE.sub("", first_line(error))
@@ -229,9 +213,9 @@ def packed(purpose: int, value: Any) -> bytes:
     try:
         message = wire.encode((purpose, value, None))
     except Exception as error:
-        failure = error if isinstance(error, ExchangeError) else None
-        failure = failure or ExchangeError(f"an object for the other workers cannot be encoded: {error!r}")
-        message = wire.encode((purpose, None, failure))
+        if not isinstance(error, ExchangeError):
+            error = ExchangeError(f"an object for the other workers cannot be encoded: {error!r}")
+        message = wire.encode((purpose, None, error))
     return _LENGTH.pack(len(message)) + message
 
 
@@ -271,8 +255,7 @@ def _unexpected(rank: int, found: str) -> ExchangeError:
 
 
 # So long a rank other than 0 waits before it speaks, per rank: the launcher ends it when another one has.
-_SPEAK_AFTER_SECONDS = 0.5
-_MOST_SECONDS = 4.0
+_SPEAK_AFTER_SECONDS, _MOST_SECONDS = 0.5, 4.0
 _REMEDY = (
     "A worker is stopped or starved, still imports, or its host has no connection to the others; horovodrun "
     "names it.\n  Or the hosts have different builds of Horovod: `python -m hvdtrain doctor` compares them.\n"
@@ -285,11 +268,11 @@ _ALONE = (
 )
 
 
-_ended: list[str] = []  # "MPI" if Horovod has ended over it: MPI starts once in a process
+_ended: list[str] = []  # "MPI" if Horovod has ended over it, which starts once in a process
 
 
 def forbid_restart(workers: object) -> None:
-    """Note that Horovod has ended, if that was over MPI: it cannot start again in this process."""
+    """Note that Horovod has ended, if that was over MPI."""
     if isinstance(workers, HorovodWorkers) and workers.uses_mpi:
         _ended.append("MPI")
 
@@ -309,7 +292,7 @@ def start_horovod(
             "Start the job again.",
         )
     if membership is not None:
-        check_abort()
+        list(_abort_functions())  # checks that collectives can be given up
     rank, seconds = launched_rank(), start_limit()
     try:
         with contextlib.ExitStack() as stack:

@@ -32,7 +32,7 @@ class Array(StateTensor):
     """An array; ``stamps`` gives its stamp."""
 
     def __init__(self, name, array, default="", stamps=lambda: None):
-        super().__init__(f"model/{name}", array.dtype.kind, default, array)
+        super().__init__(name, default, array)
         self.stamps, self.reads = stamps, 0
 
     def read(self):

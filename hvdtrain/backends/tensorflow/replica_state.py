@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hvdtrain.backends.replica_state import Changes, StateTensor, made_late
-from hvdtrain.backends.tensorflow.state.model_state import Field, ModelState, walk
+from hvdtrain.backends.tensorflow.state.model_state import ModelState, walk
 from hvdtrain.backends.tensorflow.sync_batch_norm import find_batch_norms
 from hvdtrain.backends.trained_set import TrainedSetBase
 
@@ -63,7 +63,11 @@ class StateTensors:
 
     def __call__(self) -> list[StateTensor]:
         """Return the variables that are not trained now."""
-        return [self._state_tensor(field) for field in self._tensors.fields if not field.trainable]
+        return [
+            _Variable(field.path, "mean" if id(field.variable) in self._statistics else "", field.variable)
+            for field in self._tensors.fields
+            if not field.trainable
+        ]
 
     def take_back(self) -> None:
         """Do nothing: a forward pass assigns to variables, and replaces none."""
@@ -79,12 +83,6 @@ class StateTensors:
         late = [variable.path for variable in self._model.weights if id(variable) not in values]
         found.refusal = made_late(late, "tf_model", "model(inputs, training=True)")
         return found
-
-    def _state_tensor(self, field: Field) -> StateTensor:
-        name = str(field.variable.dtype)
-        kind = "b" if name == "bool" else "c" if "complex" in name else "f" if "float" in name else "i"
-        default = "mean" if id(field.variable) in self._statistics else ""
-        return _Variable(field.name, kind, default, field.variable)
 
 
 class _Variable(StateTensor):

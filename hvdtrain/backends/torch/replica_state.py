@@ -121,7 +121,10 @@ class StateTensors:
         # a buffer that is not saved, such as a cache, may have got another shape
         places = [place for place in self._untrained_places() if place.replacement() is None]
         there = [place.tensor for place in places if place.is_saved or place.tensor.shape == place.shape]
-        return [self._state_tensor(tensor) for tensor in {id(tensor): tensor for tensor in there}.values()]
+        return [
+            _Tensor(self.paths[key], self._defaults.get(key, ""), tensor)
+            for key, tensor in {id(tensor): tensor for tensor in there}.items()
+        ]
 
     def changes(self, kept: Sequence[KeptTensor]) -> Changes:
         """Return what calls of the model have changed since its tensors were kept. Local."""
@@ -136,7 +139,14 @@ class StateTensors:
             elif _differ(now := place.tensor if now is None else now, value):
                 found.crcs[f"model/{path}"] = zlib.crc32(as_bytes(now).data)
         known = {(id(holder), name) for holder, name, *_ in kept}
-        late = [name for key, name in _all_places(self._model) if key not in known]
+        late = [
+            f"{path}.{name}".lstrip(".")
+            for path, module in self._model.named_modules()
+            for holder in (module._parameters, module._buffers)
+            for name, tensor in holder.items()
+            if tensor is not None and name not in module._non_persistent_buffers_set
+            if (id(holder), name) not in known
+        ]
         found.refusal = made_late(late, "torch_model", "model(inputs)") or found.refusal
         return found
 
@@ -158,11 +168,6 @@ class StateTensors:
             elif place.is_saved:
                 error = error or _unlike(self.paths[id(tensor)], now, tensor)
         return error
-
-    def _state_tensor(self, tensor: torch.Tensor) -> StateTensor:
-        kind = "c" if tensor.is_complex() else "f" if tensor.is_floating_point() else "i"
-        kind = "b" if tensor.dtype == torch.bool else kind
-        return _Tensor(f"model/{self.paths[id(tensor)]}", kind, self._defaults.get(id(tensor), ""), tensor)
 
 
 class _Tensor(StateTensor):
@@ -188,15 +193,6 @@ class _Tensor(StateTensor):
         """Return where a parameter lies and how often it was written to; None for a buffer."""
         is_known = isinstance(self.held, torch.nn.Parameter) and not self.held.is_inference()
         return (address_of(self.held), self.held._version) if is_known else None
-
-
-def _all_places(model: torch.nn.Module) -> Iterator[tuple[tuple[int, str], str]]:
-    """Return where a model has parameters and persistent buffers: the mapping and name, and their paths."""
-    for path, module in model.named_modules():
-        for holder in (module._parameters, module._buffers):
-            for name, tensor in holder.items():
-                if tensor is not None and name not in module._non_persistent_buffers_set:
-                    yield (id(holder), name), f"{path}.{name}".lstrip(".")
 
 
 def _differ(now: torch.Tensor, value: torch.Tensor) -> bool:
