@@ -9,8 +9,8 @@ import tensorflow as tf
 from tensorflow.core.framework.attr_value_pb2 import AttrValue
 
 from hvdtrain.backends.reduction.low_rank import CommonLowRank, first_factor, matrix_shape, orthonormal
+from hvdtrain.backends.tensorflow.reduction.all_reduce import Reducer
 from hvdtrain.backends.tensorflow.reduction.broadcast import broadcast_variables
-from hvdtrain.backends.tensorflow.reduction.reducer import Reducer
 from hvdtrain.backends.tensorflow.state.model_state import Field
 
 Tensor = Any

@@ -1,7 +1,7 @@
 """Copying tensors of any kind from one worker to all, byte by byte; Horovod itself takes few kinds."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -15,7 +15,6 @@ from hvdtrain.backends.workers import peer_errors
 from hvdtrain.errors import ExchangeError
 from hvdtrain.workers import wire
 from hvdtrain.workers.agreement import Workers, assert_consistent
-from hvdtrain.workers.wire_types import travels
 
 # waits for one message and returns what came
 Wait = Callable[[], torch.Tensor]
@@ -97,21 +96,6 @@ def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().resolve_conj().resolve_neg().contiguous().view(-1).view(torch.uint8)
 
 
-@travels
-@dataclass(frozen=True)
-class SlotForm:
-    """A tensor that an optimizer keeps, without its numbers."""
-
-    shape: tuple[int, ...]
-    kind: str  # of its numbers, such as "float32"
-    on_cpu: bool
-
-    def fits(self, value: Any) -> bool:
-        """Return whether a value is such a tensor, wherever it is."""
-        is_tensor = isinstance(value, torch.Tensor)
-        return is_tensor and (tuple(value.shape), value.dtype) == (self.shape, getattr(torch, self.kind))
-
-
 def broadcast_optimizer(optimizer: torch.optim.Optimizer, workers: Workers, root: int) -> None:
     """Collective. Copy the root's slots, and options of groups that can travel, to each optimizer."""
     groups = optimizer.param_groups
@@ -122,42 +106,38 @@ def broadcast_optimizer(optimizer: torch.optim.Optimizer, workers: Workers, root
     if workers.rank != root:
         devices = [*(None for _ in groups), *(parameter.device for parameter in parameters)]
         for holder, values, device in zip(holders, received, devices, strict=True):
-            _follow_holder(holder, values, device)
+            for key in (
+                holder.keys() - values.keys() if device is not None else ()
+            ):  # slots that the root lacks
+                del holder[key]
+            for key, (value, form) in values.items():
+                holder[key] = value if form is None else _fitting(holder.get(key), form, device)
         own = zip(parameters, holders[len(groups) :], strict=True)
         optimizer.state.update({parameter: slots for parameter, slots in own if slots})
     with peer_errors():
         named = zip(holders, received, strict=True)
-        tensors = [h[key] for h, of_one in named for key, v in of_one.items() if isinstance(v, SlotForm)]
+        tensors = [h[key] for h, of_one in named for key, (_, form) in of_one.items() if form is not None]
         broadcast_tensors(tensors, root, label="slot")
 
 
-def _described(holder: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what can travel of a group's options, or of a parameter's slots."""
-    found = {
-        key: SlotForm(tuple(value.shape), str(value.dtype).removeprefix("torch."), value.device.type == "cpu")
-        if isinstance(value, torch.Tensor)
-        else value
-        for key, value in holder.items()
-        if key != "params"
-    }
-    return {key: value for key, value in found.items() if _can_travel(value)}
+def _described(holder: Mapping[str, Any]) -> dict[str, tuple[Any, tuple[Any, ...] | None]]:
+    """Return what can travel of a group's options, or of a parameter's slots; of tensors their form."""
+    found: dict[str, tuple[Any, tuple[Any, ...] | None]] = {}
+    for key, value in holder.items():
+        if isinstance(value, torch.Tensor):
+            kind = str(value.dtype).removeprefix("torch.")
+            found[key] = None, (tuple(value.shape), kind, value.device.type == "cpu")
+        elif key != "params":
+            with suppress(ExchangeError):
+                wire.encode(value)
+                found[key] = value, None
+    return found
 
 
-def _follow_holder(holder: dict[str, Any], values: Mapping[str, Any], device: torch.device | None) -> None:
-    """Take the root's values; of slots, which have a device, none that it lacks."""
-    for key in holder.keys() - values.keys() if device is not None else ():
-        del holder[key]
-    for key, value in values.items():
-        if not isinstance(value, SlotForm):
-            holder[key] = value
-        elif not value.fits(holder.get(key)):
-            place = torch.device("cpu") if value.on_cpu else device
-            holder[key] = torch.empty(value.shape, dtype=getattr(torch, value.kind), device=place)
-
-
-def _can_travel(value: Any) -> bool:
-    try:
-        wire.encode(value)
-    except ExchangeError:
-        return False
-    return True
+def _fitting(value: Any, form: tuple[Any, ...], device: torch.device | None) -> torch.Tensor:
+    """Return a tensor of this form: the value if it is one, wherever it is."""
+    shape, kind, on_cpu = form
+    dtype = getattr(torch, kind)
+    if isinstance(value, torch.Tensor) and (tuple(value.shape), value.dtype) == (shape, dtype):
+        return value
+    return torch.empty(shape, dtype=dtype, device=torch.device("cpu") if on_cpu else device)

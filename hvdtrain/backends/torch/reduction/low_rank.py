@@ -9,9 +9,9 @@ import numpy as np
 import torch
 
 from hvdtrain.backends.reduction.low_rank import CommonLowRank, first_factor, matrix_shape, orthonormal
+from hvdtrain.backends.torch.reduction.all_reduce import Reducer
 from hvdtrain.backends.torch.reduction.broadcast import broadcast_tensors, wait_for_all
 from hvdtrain.backends.torch.reduction.flat import laid_out_as
-from hvdtrain.backends.torch.reduction.reducer import Reducer
 from hvdtrain.backends.torch.state.model_state import Field
 
 

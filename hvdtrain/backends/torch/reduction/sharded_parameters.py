@@ -9,8 +9,8 @@ import horovod.torch as hvd
 import torch
 
 from hvdtrain.backends.reduction.shards import CommonBucket, CommonShardedParameters, Values
+from hvdtrain.backends.torch.reduction.all_reduce import Reducer
 from hvdtrain.backends.torch.reduction.broadcast import wait_for_all
-from hvdtrain.backends.torch.reduction.reducer import Reducer
 from hvdtrain.backends.torch.state.model_state import Entry
 from hvdtrain.config.values import compression_of
 from hvdtrain.errors import TaskError
