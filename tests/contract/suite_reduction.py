@@ -213,7 +213,8 @@ def test_a_backward_pass_too_many_is_refused_once_its_sum_has_begun(started, red
 
     if started.workers.size == 1:
         return
-    reducer = reduction.AllReduce(started.workers, overlaps=True)
+    reducer = reduction.AllReduce(started.workers)
+    reducer.overlaps = True
     weight = torch.nn.Parameter(torch.ones(2))
     reducer.attach({"weight": weight})
     reducer.finish([torch.zeros(2)])

@@ -50,7 +50,8 @@ def test_tensorflow_reduces_the_same_whatever_a_worker_reaches(monkeypatch, reac
         slices = tf.IndexedSlices(values, rows, tf.shape(values)[:1] * 0 + [5, 2])
         of_table = {"sparse": slices, "of unknown shape": values, "not reached": None}[reached]
         gradients = functions.dense([of_table, tf.ones((2, 3)), None], [table, kernel, wide], zero)
-        reducer = tensorflow_reduction.AllReduce(FixedSize(2), overlaps=False)
+        reducer = tensorflow_reduction.AllReduce(FixedSize(2))
+        reducer.overlaps = False
         return reducer.finish(gradients, tf.constant([1.0, 2.0, 3.0]))
 
     (of_table, of_kernel, of_wide), vector = summed(tf.ones((5, 2)), tf.range(5))

@@ -132,7 +132,8 @@ def test_a_backward_pass_between_steps_begins_no_reduction(horovod):
 
     def work(workers):
         weight = nn.Parameter(torch.ones(2))
-        reducer = AllReduce(workers, overlaps=True)
+        reducer = AllReduce(workers)
+        reducer.overlaps = True
         reducer.attach({"weight": weight})
         sums = []
         for number in range(3):

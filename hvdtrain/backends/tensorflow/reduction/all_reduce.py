@@ -32,15 +32,14 @@ class Reducer(GradientReducer):
 class AllReduce(Reducer):
     """All-reduces of flat tensors, in an order that repeats; see ``torch/reduction/all_reduce.py``."""
 
-    overwrites = False
     carries = True  # whether a step's vector travels with the gradients, if one has its type
     sent_as = "uncompressed"
 
-    def __init__(self, workers: Sized, scaled: bool = False, *, overlaps: bool | None = None) -> None:
+    label = ""  # in the names of its messages, so that several reducers have different ones
+
+    def __init__(self, workers: Sized, scaled: bool = False) -> None:
         super().__init__(workers, scaled)
-        self.label = ""  # in the names of its messages, so that several reducers have different ones
         self._group = group_of(workers)
-        self.overlaps = overlaps
 
     def finish(self, gradients: Sequence[Tensor], vector: Tensor = None) -> tuple[list[Tensor], Tensor]:
         """Collective. Return the sum of each gradient over workers, and that of a vector."""

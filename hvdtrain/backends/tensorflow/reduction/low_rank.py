@@ -14,6 +14,7 @@ from hvdtrain.backends.tensorflow.reduction.broadcast import broadcast_variables
 from hvdtrain.backends.tensorflow.state.model_state import Field
 
 Tensor = Any
+Tensors = Sequence[Tensor]
 
 
 class LowRank(CommonLowRank, Reducer):
@@ -55,7 +56,7 @@ class LowRank(CommonLowRank, Reducer):
         }
         self._all = list(self._matrices.values())
 
-    def finish(self, gradients: Sequence[Tensor], vector: Tensor = None) -> tuple[list[Tensor], Tensor]:
+    def finish(self, gradients: Tensors, vector: Tensor = None) -> tuple[list[Tensor], Tensor]:
         """Collective. Return the sums of low rank, and that of a vector, which is in the last message."""
         # the vector is in the last message: errors and Q change when all sums of a step have succeeded
         vectors = () if vector is None else (vector,)
@@ -89,11 +90,7 @@ class LowRank(CommonLowRank, Reducer):
         return sums, rest[0] if rest else None
 
     def _reduce_compressed(
-        self,
-        moments: Sequence[Tensor],
-        others: Sequence[Tensor],
-        vectors: Sequence[Tensor],
-        factor: Tensor | None,
+        self, moments: Tensors, others: Tensors, vectors: Tensors, factor: Tensor | None
     ) -> list[Tensor]:
         """Collective. Return the sums of the matrices, other gradients and vectors; keep what is left."""
         left = [moment @ matrix.q.read_value() for moment, matrix in zip(moments, self._all, strict=True)]
@@ -113,9 +110,7 @@ class LowRank(CommonLowRank, Reducer):
         self._keep(errors, factors, [*left, *right, *rest], vectors)
         return [*totals, *rest, *vectors]
 
-    def _reduce_uncompressed(
-        self, moments: Sequence[Tensor], others: Sequence[Tensor], vectors: Sequence[Tensor]
-    ) -> list[Tensor]:
+    def _reduce_uncompressed(self, moments: Tensors, others: Tensors, vectors: Tensors) -> list[Tensor]:
         """Collective. Return the sums of the matrices, other gradients and vectors; nothing is left out."""
         summed = self._sum_all("uncompressed", [*moments, *others, *vectors])
         sent = summed[: len(summed) - len(vectors)]
@@ -123,7 +118,7 @@ class LowRank(CommonLowRank, Reducer):
         self._keep([tf.zeros(matrix.shape) for matrix in self._all], factors, sent, summed[len(sent) :])
         return summed
 
-    def _sum_all(self, what: str, tensors: Sequence[Tensor]) -> list[Tensor]:
+    def _sum_all(self, what: str, tensors: Tensors) -> list[Tensor]:
         """Collective. Return the sums of tensors over workers, as one message for each type."""
         if not self._workers.may_reduce:
             return list(tensors)
@@ -133,7 +128,15 @@ class LowRank(CommonLowRank, Reducer):
         messages = [tf.concat([tf.reshape(tensors[i], [-1]) for i in part], 0) for part in by_type.values()]
         if self.clock is not None:
             self.clock.ready(messages)
-        sums = [self._reduce(f"{what}.{message.dtype.name}", message) for message in messages]
+        sums = []
+        for message in messages:
+            name = f"hvdtrain.low_rank.{what}.{message.dtype.name}"
+            # without a mark, TensorFlow merges reductions of tensors that are equal on this worker
+            mark = {"_hvdtrain_low_rank": AttrValue(s=name.encode())}
+            with tf.compat.v1.get_default_graph()._attr_scope(mark):
+                # of an operation in a branch, TensorFlow's name has a number that differs by graph, and
+                # ranks with padding run another graph than those without
+                sums.append(hvd.allreduce(message, op=hvd.Sum, name=name, ignore_name_scope=True))
         if self.clock is not None:
             (self.clock.resumed if what == "p" else self.clock.reduced)(sums)
         found = list(tensors)
@@ -143,22 +146,7 @@ class LowRank(CommonLowRank, Reducer):
                 found[i] = tf.reshape(part, tensors[i].shape)
         return found
 
-    def _reduce(self, what: str, message: Tensor) -> Tensor:
-        name = f"hvdtrain.low_rank.{what}"
-        # without a mark, TensorFlow merges reductions of tensors that are equal on this worker
-        mark = {"_hvdtrain_low_rank": AttrValue(s=name.encode())}
-        with tf.compat.v1.get_default_graph()._attr_scope(mark):
-            # of an operation in a branch, TensorFlow's name has a number that differs by graph, and ranks
-            # with padding run another graph than those without
-            return hvd.allreduce(message, op=hvd.Sum, name=name, ignore_name_scope=True)
-
-    def _keep(
-        self,
-        errors: Sequence[Tensor],
-        factors: Sequence[Tensor],
-        sent: Sequence[Tensor],
-        vectors: Sequence[Tensor],
-    ) -> None:
+    def _keep(self, errors: Tensors, factors: Tensors, sent: Tensors, vectors: Tensors) -> None:
         """Take the errors and Q of a step when all of it has been reduced, and the gradients are finite."""
         is_finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(tensor)) for tensor in sent])
         with tf.control_dependencies([tf.group(*sent, *vectors)]):
@@ -180,7 +168,7 @@ class _Matrix:
         self.q = tf.Variable(self.first, trainable=False, name="q")
 
 
-def _orthonormal(matrices: Sequence[Tensor], refill: Sequence[Any] | None = None) -> list[Tensor]:
+def _orthonormal(matrices: Tensors, refill: Sequence[Any] | None = None) -> list[Tensor]:
     def compute(*arrays: Any) -> list[Any]:
         return orthonormal(arrays, refill)
 

@@ -2,7 +2,7 @@
 
 import copy
 import re
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -183,11 +183,10 @@ def _places(name: str, value: Any) -> Iterator[tuple[str, int]]:
 class TensorFlowSnapshot:
     """A copy of variables on its way to portable state."""
 
-    def __init__(self, fields: Iterable[Field], numbers: PortableState) -> None:
+    def __init__(self, fields: Sequence[Field], numbers: PortableState) -> None:
         self._numbers = numbers
         # TensorFlow's numpy() copies: a step updates variables in place
-        self._waiting = [(field.name, field.shape, field.variable.numpy()) for field in fields]
-        self._waiting.reverse()
+        self._waiting = [(one.name, one.shape, one.variable.numpy()) for one in reversed(fields)]
 
     def read(self) -> PortableState:
         """Lay the copies out; may be called once, in another thread."""

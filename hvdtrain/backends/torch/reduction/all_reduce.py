@@ -96,10 +96,9 @@ class AllReduce(Reducer):
     carries = True  # whether a step's vector travels with the gradients, if one has its type
     sent_as = "uncompressed"
 
-    def __init__(self, workers: Sized, scaled: bool = False, *, overlaps: bool | None = None) -> None:
+    def __init__(self, workers: Sized, scaled: bool = False) -> None:
         super().__init__(workers, scaled)
         self._group = group_of(workers)
-        self.overlaps = overlaps
         self._hooks: list[Any] = []
         self._buckets: list[Bucket] | None = None  # None until the first gradients show which are sparse
         self._vector: torch.Tensor | None = None
@@ -134,7 +133,7 @@ class AllReduce(Reducer):
     ) -> tuple[list[torch.Tensor], Any]:
         """Collective. Begin what no backward pass has completed, and wait for all. Empty the list."""
         if self._workers.size > 1 and self.carries and vector is not None:
-            return self._finish(gradients, vector), vector
+            return self._sum(gradients, vector), vector
         return super().finish(gradients, vector)
 
     def describe(self) -> str:
@@ -146,9 +145,6 @@ class AllReduce(Reducer):
         size = sum(parameter.nbytes for parameter in parameters.values())
         return self.begins_early(size, any(parameter.is_cuda for parameter in parameters.values()))
 
-    def _sum(self, gradients: list[torch.Tensor]) -> list[torch.Tensor]:
-        return self._finish(gradients, None)
-
     def _cast_for(self, dtype: torch.dtype) -> tuple[torch.dtype, int]:
         """Return the type in which real numbers travel, and what they are multiplied by before that."""
         return torch.float32 if dtype is torch.bfloat16 else dtype, 1
@@ -159,7 +155,7 @@ class AllReduce(Reducer):
             if number not in self._begun:
                 self._begin(number, [given.pop(name) for name in bucket.parameters])
 
-    def _finish(self, gradients: list[torch.Tensor], vector: torch.Tensor | None) -> list[torch.Tensor]:
+    def _sum(self, gradients: list[torch.Tensor], vector: torch.Tensor | None = None) -> list[torch.Tensor]:
         """Collective. Return the sums of gradients, and sum a vector in place."""
         given = dict(zip(self._parameters, gradients, strict=True))
         gradients.clear()
@@ -200,11 +196,9 @@ class AllReduce(Reducer):
             self._carrier = carriers[-1] if carriers else None
         if overlaps:
             self._hooks = [
-                parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
-                    partial(self._count, number, name)
-                )
+                p.register_post_accumulate_grad_hook(partial(self._count, number, name))  # type: ignore[no-untyped-call]
                 for number, bucket in enumerate(self._buckets)
-                for name, parameter in bucket.parameters.items()
+                for name, p in bucket.parameters.items()
             ]
         self._forget()
 

@@ -40,16 +40,15 @@ class LowRank(CommonLowRank, Reducer):
         tensor.copy_(torch.from_numpy(values))
 
     def _make_matrices(self, fields: list[Field], seed: int) -> None:
-        by_tensor: dict[int, list[Field]] = {}
+        by_tensor: dict[torch.Tensor, list[Field]] = {}
         for field in fields:
             for tensor in field.tensors:
-                by_tensor.setdefault(id(tensor), []).append(field)
-        known = {id(tensor): tensor for field in fields for tensor in field.tensors}
-        self._sizes = {key: tensor.numel() * tensor.element_size() for key, tensor in known.items()}
+                by_tensor.setdefault(tensor, []).append(field)
+        self._sizes = {id(tensor): tensor.nbytes for tensor in by_tensor}
         self._matrices = {
-            key: [_Matrix(field, self._rank, seed) for field in parts]
-            for key, parts in by_tensor.items()
-            if known[key].dtype == torch.float32
+            id(tensor): [_Matrix(field, self._rank, seed) for field in parts]
+            for tensor, parts in by_tensor.items()
+            if tensor.dtype == torch.float32
             and all(len(f.tensors) == 1 and matrix_shape(f.shape, self._rank) for f in parts)
         }
         self._all = [matrix for matrices in self._matrices.values() for matrix in matrices]
@@ -147,8 +146,16 @@ class _Matrix:
         assert shape is not None  # those without one travel as they are
         (tensor,) = field.tensors
         self.path, self.portable_shape, self.shape = field.path, field.shape, shape
-        self._strides, order = _placement(field, tensor)
-        self._order = order.to(tensor.device)
+        # where the portable array's numbers lie in the tensor in C order: strides and offset, or indices
+        base = np.arange(tensor.numel(), dtype=np.int64).reshape(tuple(tensor.shape))
+        portable = field.layout.to_portable([base if field.rows is None else base[field.rows]])
+        self._strides: tuple[tuple[int, ...], int] | None = None
+        if np.shares_memory(portable, base):
+            strides = tuple(stride // base.itemsize for stride in portable.strides)
+            self._strides = strides, int(portable.flat[0])
+        else:
+            order = torch.from_numpy(np.ascontiguousarray(portable).reshape(-1))
+            self._order = order.to(tensor.device)
         # what this worker has not sent yet, and room for the gradient plus that, whose rest is the next error
         self.error = torch.zeros_like(self.take(tensor.detach().contiguous()))
         self.moment = torch.zeros_like(self.error)
@@ -185,13 +192,3 @@ def _dense(matrix: torch.Tensor) -> torch.Tensor:
 def _orthonormal(matrices: Sequence[torch.Tensor], refill: Sequence[Any] | None = None) -> list[torch.Tensor]:
     found = orthonormal([matrix.cpu().numpy() for matrix in matrices], refill)
     return [torch.from_numpy(array).to(m.device) for array, m in zip(found, matrices, strict=True)]
-
-
-def _placement(field: Field, tensor: torch.Tensor) -> tuple[tuple[tuple[int, ...], int] | None, torch.Tensor]:
-    """Return where a portable array's numbers lie in a tensor in C order: strides and offset, or indices."""
-    base = np.arange(tensor.numel(), dtype=np.int64).reshape(tuple(tensor.shape))
-    portable = field.layout.to_portable([base if field.rows is None else base[field.rows]])
-    if np.shares_memory(portable, base):
-        first = int(portable.flat[0])
-        return (tuple(stride // base.itemsize for stride in portable.strides), first), torch.empty(0)
-    return None, torch.from_numpy(np.ascontiguousarray(portable).reshape(-1))

@@ -28,15 +28,6 @@ class Bucket(CommonBucket):
         first: torch.Tensor = self.entries[0].tensor
         return {"dtype": first.dtype, "device": first.device}
 
-    def take_gradients(self) -> torch.Tensor:
-        """Return a vector with the gradients of the bucket, zeros for none; the parameters lose them."""
-        flat = torch.zeros(self.layout.length, **self.kind)
-        for entry, view in zip(self.entries, self.views(flat), strict=True):
-            gradient, entry.tensor.grad = entry.tensor.grad, None
-            if gradient is not None:
-                view.copy_(gradient.to_dense() if gradient.is_sparse else gradient)
-        return flat
-
     def by_tensor(self, flat: torch.Tensor) -> dict[int, torch.Tensor]:
         """Return the parameters' places by the identities of these."""
         return {id(e.tensor): view for e, view in zip(self.entries, self.views(flat), strict=True)}
@@ -98,10 +89,8 @@ class ShardedParameters(CommonShardedParameters):
                         message = f"hvdtrain.{name}.{segment.name}.{segment.begin}"
                         under_way.append(hvd.broadcast_async_(memory, rank, name=message))
                     else:
-                        kind = small.setdefault(
-                            (memory.dtype, memory.device), [[] for _ in range(self.workers.size)]
-                        )
-                        kind[rank].append(memory)
+                        key = memory.dtype, memory.device
+                        small.setdefault(key, [[] for _ in range(self.workers.size)])[rank].append(memory)
         wait_for_all([partial(hvd.synchronize, handle) for handle in under_way])
         for number, ((dtype, device), ranks) in enumerate(small.items()):
             own = ranks[self.workers.rank] or [torch.empty(0, dtype=dtype, device=device)]
@@ -183,10 +172,8 @@ class Sharded(Reducer):
         self._sent.clear()
         for bucket in self._buckets if parameters else ():
             for entry in bucket.entries:
-                hook = entry.tensor.register_post_accumulate_grad_hook(
-                    partial(self._complete, bucket, entry.path)
-                )
-                self._hooks.append(hook)
+                complete = partial(self._complete, bucket, entry.path)
+                self._hooks.append(entry.tensor.register_post_accumulate_grad_hook(complete))
 
     def follow(self, in_warmup: bool = False, passes: int = 1) -> None:
         """Begin the sums of the next step. Local: no collective."""
@@ -235,9 +222,13 @@ class Sharded(Reducer):
 
     @torch.no_grad()
     def _send(self, bucket: Bucket) -> None:
-        """Begin to send the gradients of a bucket, and drop them."""
+        """Begin to send the gradients of a bucket, zeros for none, and drop them."""
         self._receive(bucket)  # of the micro-batch before
-        flat, factor = bucket.take_gradients(), 1
+        flat, factor = torch.zeros(bucket.layout.length, **bucket.kind), 1
+        for entry, view in zip(bucket.entries, bucket.views(flat), strict=True):
+            gradient, entry.tensor.grad = entry.tensor.grad, None
+            if gradient is not None:
+                view.copy_(gradient.to_dense() if gradient.is_sparse else gradient)
         if flat.dtype == torch.float32 and self._kind != torch.float32:
             factor = self._factor
             flat = (flat.mul_(factor) if factor != 1 else flat).to(self._kind).view(torch.int16)

@@ -108,14 +108,12 @@ def _attention(module: nn.MultiheadAttention) -> list[Rule]:
 
 
 def _recurrent(module: nn.RNNBase) -> list[Rule]:
+    directions = {"forward_layer/": "", "backward_layer/": "_reverse"} if module.bidirectional else {"": ""}
     found = []
     for layer in range(module.num_layers):
         place = f"{layer}/" if module.num_layers > 1 else ""
-        if not module.bidirectional:
-            found += _gated(module.mode, place, f"_l{layer}")
-        else:
-            found += _gated(module.mode, f"{place}forward_layer/", f"_l{layer}")
-            found += _gated(module.mode, f"{place}backward_layer/", f"_l{layer}_reverse")
+        for direction, suffix in directions.items():
+            found += _gated(module.mode, place + direction, f"_l{layer}{suffix}")
     return found
 
 
