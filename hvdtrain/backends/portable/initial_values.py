@@ -1,7 +1,5 @@
 """Initial values that depend on nothing but the seed, a parameter's portable name and its shape."""
 
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -64,14 +62,11 @@ def initial_value(name: str, shape: tuple[int, ...], seed: int) -> NDArray[np.fl
     # RandomState's stream is frozen by numpy's compatibility policy; Generator's is not
     key = mix(seed, *name.encode())
     random = np.random.RandomState([key & 0xFFFFFFFF, key >> 32])
-    if is_recurrent:
-        return _orthogonal(random.standard_normal(shape)).astype(np.float32)
-    return random.uniform(-limit, limit, shape).astype(np.float32)
-
-
-def _orthogonal(drawn: NDArray[Any]) -> NDArray[Any]:
-    """Return the nearest matrix whose rows (or columns, whichever are fewer) are orthonormal."""
-    wide = drawn if drawn.shape[0] <= drawn.shape[1] else drawn.T
+    if not is_recurrent:
+        return random.uniform(-limit, limit, shape).astype(np.float32)
+    # the nearest matrix whose rows (or columns, whichever are fewer) are orthonormal
+    drawn = random.standard_normal(shape)
+    wide = drawn if shape[0] <= shape[1] else drawn.T
     q, r = np.linalg.qr(wide.T)
     rows = (q * np.sign(np.diag(r))).T
-    return rows if wide is drawn else rows.T
+    return (rows if wide is drawn else rows.T).astype(np.float32)

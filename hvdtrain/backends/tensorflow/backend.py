@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -70,13 +71,7 @@ class TensorFlowBackend(Backend):
 
     def to_device(self, batches: Iterable[HostBatch]) -> Iterator[TensorFlowBatch]:
         wrap = self.parts.computation.wrap
-        ahead: TensorFlowBatch | None = None
-        for batch in batches:
-            if ahead is not None:
-                yield ahead
-            ahead = wrap(batch)
-        if ahead is not None:
-            yield ahead
+        return (wrap(batch) for batch, _ in pairwise(chain(batches, (None,))))
 
     def device_memory(self) -> DeviceMemory | None:
         return None if self._is_cpu else device_memory()

@@ -136,7 +136,10 @@ class StateTensors:
             value = values.get(id(place.tensor), place.tensor)
             if now is not None and _is_unlike(now, place.tensor):
                 found.refusal = _unlike(path, now, place.tensor) if place.is_saved else None
-            elif _differ(now := place.tensor if now is None else now, value):
+                continue
+            now = place.tensor if now is None else now
+            is_written = address_of(now) != address_of(value)  # then its bytes may differ
+            if is_written and not np.array_equal(as_bytes(now), as_bytes(value)):
                 found.crcs[f"model/{path}"] = zlib.crc32(as_bytes(now).data)
         known = {(id(holder), name) for holder, name, *_ in kept}
         late = [
@@ -193,11 +196,6 @@ class _Tensor(StateTensor):
         """Return where a parameter lies and how often it was written to; None for a buffer."""
         is_known = isinstance(self.held, torch.nn.Parameter) and not self.held.is_inference()
         return (address_of(self.held), self.held._version) if is_known else None
-
-
-def _differ(now: torch.Tensor, value: torch.Tensor) -> bool:
-    """Return whether a tensor has other bytes than before; at once if nothing has written to it."""
-    return address_of(now) != address_of(value) and not np.array_equal(as_bytes(now), as_bytes(value))
 
 
 def _is_unlike(now: torch.Tensor, tensor: torch.Tensor) -> bool:

@@ -89,7 +89,11 @@ class LayerState:
                 store[_BOUNDARIES] = np.asarray(layer.bin_boundaries, np.float64)
             return store
         elif hasattr(layer, "save_assets"):
-            store |= _files_of(layer)
+            with tempfile.TemporaryDirectory() as folder:
+                layer.save_assets(folder)
+                for file in sorted(one for one in Path(folder).rglob("*") if one.is_file()):
+                    name = f"{_FILE}{file.relative_to(folder).as_posix()}"
+                    store[name] = np.frombuffer(file.read_bytes(), np.uint8)
         if layer.built:
             layer.save_own_variables(store)
         arrays = {key: np.asarray(native(value)) for key, value in store.items()}
@@ -146,14 +150,3 @@ def _load(layer: Layer, store: Store) -> None:
     loads = kind.load_own_variables is not keras.Layer.load_own_variables or hasattr(kind, "load_assets")
     if hasattr(kind, "finalize_state") and not loads:
         layer.finalize_state()
-
-
-def _files_of(layer: Layer) -> Store:
-    """Return the files that a layer writes."""
-    with tempfile.TemporaryDirectory() as folder:
-        layer.save_assets(folder)
-        files = [path for path in Path(folder).rglob("*") if path.is_file()]
-        return {
-            f"{_FILE}{path.relative_to(folder).as_posix()}": np.frombuffer(path.read_bytes(), np.uint8)
-            for path in sorted(files)
-        }

@@ -84,7 +84,11 @@ class MovingState:
     """The values before a step of what a forward pass, or a task's own step, changes before it succeeds."""
 
     def __init__(self, model: Layer, changed_early: Sequence[Variable] = ()) -> None:
-        variables = [*_moving_variables(model), *changed_early]
+        # what a forward pass may change: no parameters, but kernels of spectral normalisation
+        layers = {id(layer): layer for layer in model._flatten_layers()}.values()
+        variables = [v for layer in layers for v in layer._non_trainable_variables]
+        variables += [one.kernel for one in layers if isinstance(one, keras.layers.SpectralNormalization)]
+        variables += changed_early
         self._variables = list({id(native(v)): native(v) for v in variables}.values())
         self._copies = [tf.Variable(v, trainable=False, name="before_step") for v in self._variables]
         self._keep = _compiled_copy(self._variables, self._copies)
@@ -103,13 +107,6 @@ class MovingState:
         if self._is_kept and self._variables:
             self._restore()
         self._is_kept = False
-
-
-def _moving_variables(model: Layer) -> list[Variable]:
-    """Return what a forward pass may change: no parameters, but kernels of spectral normalisation."""
-    layers = {id(layer): layer for layer in model._flatten_layers()}.values()
-    found = [variable for layer in layers for variable in layer._non_trainable_variables]
-    return found + [layer.kernel for layer in layers if isinstance(layer, keras.layers.SpectralNormalization)]
 
 
 def _compiled_copy(sources: Sequence[Variable], targets: Sequence[Variable]) -> Any:
