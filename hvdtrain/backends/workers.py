@@ -278,11 +278,7 @@ def forbid_restart(workers: object) -> None:
 
 
 def start_horovod(
-    hvd: Any,
-    collectives: Any,
-    membership: Membership | None = None,
-    *,
-    has_groups: bool = False,
+    hvd: Any, collectives: Any, membership: Membership | None = None, *, has_groups: bool = False
 ) -> HorovodWorkers:
     """Collective. Start Horovod. MPI would wait for ever, so the process ends when time is over."""
     if _ended:

@@ -70,7 +70,7 @@ class LowRank(CommonLowRank, Reducer):
         found = zip(places, gradients, strict=True)
         by_matrix = {id(matrix): gradient for matrix, gradient in found if matrix is not None}
         others = [g for matrix, g in zip(places, gradients, strict=True) if matrix is None]
-        factor = None if self._factor is None else self._factor()
+        factor = None if self._loss_scale is None else self._loss_scale.factor
         moments = []
         for matrix in self._all:
             error = matrix.error.read_value()

@@ -65,7 +65,7 @@ class LowRank(CommonLowRank, Reducer):
         places = zip(tensors, gradients, strict=True)
         pairs = [(m, gradient) for tensor, gradient in places for m in self._matrices.get(id(tensor), ())]
         others = [g for t, g in zip(tensors, gradients, strict=True) if id(t) not in self._matrices]
-        factor = 1.0 if self._factor is None else float(self._factor())
+        factor = 1.0 if self._loss_scale is None else float(self._loss_scale.factor)
         for matrix, gradient in pairs:
             torch.add(matrix.take(gradient), matrix.error, alpha=factor, out=matrix.moment)
         if self._compresses and self._all:

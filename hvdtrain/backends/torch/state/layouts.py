@@ -131,11 +131,7 @@ def _gated(mode: str, place: str, suffix: str) -> list[Rule]:
     return [
         Rule(f"{place}kernel", (f"weight_ih{suffix}",), kernel),
         Rule(f"{place}recurrent_kernel", (f"weight_hh{suffix}",), kernel),
-        Rule(
-            f"{place}bias",
-            (f"bias_ih{suffix}", f"bias_hh{suffix}"),
-            stacked if mode == "GRU" else _SUMMED,
-        ),
+        Rule(f"{place}bias", (f"bias_ih{suffix}", f"bias_hh{suffix}"), stacked if mode == "GRU" else _SUMMED),
     ]
 
 
