@@ -147,11 +147,12 @@ class CommonShardedParameters:
     def __init__(self, trainable: Sequence[Any], workers: Workers) -> None:
         self.workers = workers
         self.buckets: list[Any] = []
-        kinds: dict[tuple[Any, ...], dict[str, Any]] = {}
-        for entry in reversed(trainable):
-            kinds.setdefault(self._kind_of(entry), {})[entry.path] = entry
-        for (number_bytes, *_), entries in kinds.items():
-            sizes = {path: self._length_of(entry) for path, entry in entries.items()}
+        kinds: dict[tuple[Any, ...], dict[str, int]] = {}
+        entries = {entry.path: entry for entry in reversed(trainable)}
+        for path, entry in entries.items():
+            length, *kind = self._form_of(entry)
+            kinds.setdefault(tuple(kind), {})[path] = length
+        for (number_bytes, *_), sizes in kinds.items():
             for layout in shard(sizes, workers.size, number_bytes):
                 members = tuple(entries[name] for name in layout.begins)
                 own = tuple(
@@ -211,8 +212,7 @@ class CommonShardedParameters:
                 self._set(targets(segment), segment.in_part(flat[begin : begin + bucket.layout.part]))
 
     # what a framework has of them
-    _kind_of: Any  # bytes of a number of a parameter, and what else buckets share
-    _length_of: Any  # numbers of a parameter
+    _form_of: Any  # how many numbers a parameter has, the bytes of one, and what else buckets share
     _vector_of: Any  # a vector with some numbers of a parameter
     _copies: Any  # copies of all parameters
     _restore: Any  # sets the parameters to these

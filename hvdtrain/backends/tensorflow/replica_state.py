@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hvdtrain.backends.replica_state import Changes, StateTensor, made_late
+from hvdtrain.backends.tensorflow.reduction.broadcast import as_bytes
 from hvdtrain.backends.tensorflow.state.model_state import ModelState, walk
 from hvdtrain.backends.tensorflow.sync_batch_norm import find_batch_norms
 from hvdtrain.backends.trained_set import TrainedSetBase
@@ -99,8 +100,3 @@ class _Variable(StateTensor):
     def assign(self, numbers: NDArray[np.float64]) -> None:
         value = self.held.numpy()
         self.held.assign(numbers.reshape(value.shape).astype(value.dtype))
-
-
-def as_bytes(variable: Any) -> NDArray[np.uint8]:
-    """Return a variable's values as bytes in the host's memory."""
-    return np.ascontiguousarray(variable.numpy()).reshape(-1).view(np.uint8)

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch.nn.modules.batchnorm import _NormBase
 
 from hvdtrain.backends.replica_state import Changes, StateTensor, made_late
+from hvdtrain.backends.torch.reduction.broadcast import bytes_of
 from hvdtrain.backends.torch.state.layouts import left_out
 from hvdtrain.backends.torch.state.model_state import ModelState
 from hvdtrain.backends.torch.state.tensors import KeptTensor, address_of, set_values, strided_parts
@@ -214,7 +215,6 @@ def _unlike(path: str, now: torch.Tensor, tensor: torch.Tensor) -> TaskError:
 
 def as_bytes(tensor: torch.Tensor) -> NDArray[np.uint8]:
     """Return a tensor's values as bytes in the host's memory; those of one that lies there may share it."""
-    values = [part.detach().cpu().resolve_conj().resolve_neg() for _, part in strided_parts(tensor)]
-    parts = [value.contiguous().view(-1).view(torch.uint8) for value in values]
+    parts = [bytes_of(part).cpu() for _, part in strided_parts(tensor)]
     data: NDArray[np.uint8] = (parts[0] if len(parts) == 1 else torch.cat(parts)).numpy()
     return data

@@ -64,7 +64,7 @@ def broadcast_tensors(
     size = 0
     try:
         for number, tensor in enumerate(tensors):
-            memory = _as_bytes(tensor)
+            memory = bytes_of(tensor)
             if memory.data_ptr() != tensor.data_ptr():
                 copies.append((tensor, memory))
             for place, piece in enumerate(torch.split(memory, _MESSAGE_BYTES) if len(memory) else ()):
@@ -91,7 +91,7 @@ def wait_for_all(waits: Sequence[Wait]) -> list[torch.Tensor]:
     return sums
 
 
-def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor's numbers as bytes, in its own memory if they lie there in the order of its axes."""
     return tensor.detach().resolve_conj().resolve_neg().contiguous().view(-1).view(torch.uint8)
 

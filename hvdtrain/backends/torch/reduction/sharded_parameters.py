@@ -101,12 +101,9 @@ class ShardedParameters(CommonShardedParameters):
     def _find_places(self) -> list[int]:
         return [entry.tensor.data_ptr() for entry in self.entries]
 
-    def _kind_of(self, entry: Entry) -> tuple[Any, ...]:
-        _make_dense(entry.tensor)
-        return entry.tensor.itemsize, entry.tensor.dtype, entry.tensor.device
-
-    def _length_of(self, entry: Entry) -> int:
-        return entry.tensor.numel()
+    def _form_of(self, entry: Entry) -> tuple[Any, ...]:
+        _make_dense(tensor := entry.tensor)
+        return tensor.numel(), tensor.itemsize, tensor.dtype, tensor.device
 
     def _vector_of(self, entry: Entry, begin: int, end: int) -> torch.Tensor:
         return memory_of(entry.tensor)[begin:end]
