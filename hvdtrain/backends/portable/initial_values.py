@@ -37,16 +37,6 @@ def _is_ema(name: str) -> bool:
     return (rest if is_private(name) else name).startswith(f"{PREFIX}/")
 
 
-def with_initial_values(state: PortableState, seed: int) -> PortableState:
-    """Return a portable state whose model has the initial values of a seed."""
-    initial = without_ema(state)
-    for name, array in initial.items():
-        if name.startswith("model/"):
-            value = initial_value(name, array.shape, seed)
-            initial[name] = array if value is None else value
-    return initial
-
-
 def initial_value(name: str, shape: tuple[int, ...], seed: int) -> NDArray[np.float32] | None:
     """Draw a parameter's initial value, by Keras's defaults, from the seed and its portable name alone."""
     role, limit = name.rsplit("/", 1)[-1], 0.05  # of embeddings

@@ -97,9 +97,7 @@ class ModelState:
         for field in self.fields:
             if field.name in names:
                 field.variable.trainable = False
-        self.fields = [
-            replace(field, trainable=False) if field.name in names else field for field in self.fields
-        ]
+        self.train({id(one.variable) for one in self.trainable_fields() if one.name not in names})
 
     def train(self, chosen: Collection[int]) -> None:
         """Take the variables of these identities as those that training changes, and no others."""

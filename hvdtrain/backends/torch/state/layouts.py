@@ -102,9 +102,8 @@ def _attention(module: nn.MultiheadAttention) -> list[Rule]:
         else:
             found.append(Rule(f"{name}/kernel", ("in_proj_weight",), into, rows))
         found.append(Rule(f"{name}/bias", ("in_proj_bias",), per_head, rows))
-    found.append(Rule("attention_output/kernel", ("out_proj.weight",), out))
-    found.append(Rule("attention_output/bias", ("out_proj.bias",), SAME))
-    return found
+    kernel = Rule("attention_output/kernel", ("out_proj.weight",), out)
+    return [*found, kernel, Rule("attention_output/bias", ("out_proj.bias",), SAME)]
 
 
 def _recurrent(module: nn.RNNBase) -> list[Rule]:

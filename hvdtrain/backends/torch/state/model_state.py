@@ -126,13 +126,11 @@ class ModelState:
             for one in chosen
         ]
         check_unique((field.path, " with ".join(field.torch_names)) for field in self.fields)
-        by_tensor = {
-            id(t): Entry(path, t, isinstance(t, nn.Parameter) and t.requires_grad)
-            for field in reversed(self.fields)
-            for t, path in zip(field.tensors, field.tensor_paths, strict=True)
-        }
-        in_order = dict.fromkeys(id(t) for field in self.fields for t in field.tensors)
-        self.entries = [by_tensor[key] for key in in_order]
+        entries: dict[int, Entry] = {}
+        for field in self.fields:
+            for t, path in zip(field.tensors, field.tensor_paths, strict=True):
+                entries.setdefault(id(t), Entry(path, t, isinstance(t, nn.Parameter) and t.requires_grad))
+        self.entries = list(entries.values())
         check_unique((entry.path, entry.path) for entry in self.entries)
         self._with_extra = {
             f"{_PRIVATE}model/{'/'.join((*path, 'extra_state'))}": module
@@ -183,9 +181,7 @@ class ModelState:
         for entry in self.entries:
             if id(entry.tensor) in frozen:
                 entry.tensor.requires_grad_(False)
-        self.entries = [
-            replace(entry, trainable=False) if id(entry.tensor) in frozen else entry for entry in self.entries
-        ]
+        self.train({id(entry.tensor) for entry in self.entries if entry.trainable} - frozen.keys())
 
     def train(self, chosen: Collection[int]) -> None:
         """Take the parameters of these identities as those that training changes, and no others."""
