@@ -77,9 +77,9 @@ def test_every_number_of_every_parameter_is_owned_exactly_once(lengths, workers)
                 owners[segment.name][segment.begin : segment.end] += 1
                 first = rank * bucket.part + segment.offset
                 assert first == bucket.begins[segment.name] + segment.begin
-                assert segment.offset + segment.length <= bucket.part
+                assert segment.offset + segment.end - segment.begin <= bucket.part
                 assert segment.begin % ALIGNMENT == segment.offset % ALIGNMENT == 0
-                places[first : first + segment.length] += 1
+                places[first : first + segment.end - segment.begin] += 1
         assert places.max(initial=0) <= 1
     assert all((owned == 1).all() for owned in owners.values())
     assert [name for bucket in shard(sizes, workers) for name in bucket.begins] == list(sizes)

@@ -56,11 +56,6 @@ class Segment(NamedTuple):
     end: int  # the number after its last one
     offset: int  # where its first number stands in the worker's part of the bucket
 
-    @property
-    def length(self) -> int:
-        """Number of its numbers."""
-        return self.end - self.begin
-
 
 @dataclass(frozen=True)
 class ShardedBucket:

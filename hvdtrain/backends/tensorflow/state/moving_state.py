@@ -28,7 +28,6 @@ class ExponentialMovingAverage:
             replace(field, variable=average, trainable=False, prefix=PREFIX)
             for field, average in zip(fields, self._averages, strict=True)
         ]
-        self._none = tf.constant(0.0)
 
     def renewed(self, model: ModelState) -> "ExponentialMovingAverage":
         """Return the average of the variables that are trainable now; what is new starts from its weights."""
@@ -40,9 +39,8 @@ class ExponentialMovingAverage:
 
     def share(self, step: int) -> Tensor:
         """Return the part of the average that a step's weights make up."""
-        if not self._averages:
-            return self._none
-        return tf.constant(np.asarray(share_of_new(step, self.decay), np.float32))  # as the learning rate
+        # as the learning rate
+        return tf.constant(np.asarray(share_of_new(step, self.decay) if self._averages else 0, np.float32))
 
     def update(self, share: Tensor) -> None:
         """Take in the weights that a step has given, as that part of the average; in a compiled step."""
@@ -98,13 +96,12 @@ class MovingState:
     def keep(self) -> None:
         """Copy the variables; called before each step. Local: no collective."""
         self._is_kept = False
-        if self._variables:
-            self._keep()
+        self._keep()
         self._is_kept = True
 
     def restore(self) -> None:
         """Give the variables the values that they had before the step that failed, if one was begun."""
-        if self._is_kept and self._variables:
+        if self._is_kept:
             self._restore()
         self._is_kept = False
 

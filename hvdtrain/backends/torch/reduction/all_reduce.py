@@ -65,12 +65,9 @@ def check_kinds(trainable: Iterable[Entry], config: Config) -> None:
 
 
 def sum_sparse(gradient: torch.Tensor, name: str, group: Mapping[str, Any]) -> Callable[[], torch.Tensor]:
-    """Collective. Begin to gather the rows of a sparse gradient; return what waits for the sum.
-
-    A worker that has none sends one at the index -1, which is left out, so that no message is empty.
-    """
+    """Collective. Begin to gather the rows of a sparse gradient; return what waits for the sum."""
     shape, indices, values = gradient.shape, gradient._indices().t(), gradient._values()
-    if not len(values):
+    if not len(values):  # one at the index -1 is left out, and no message is empty
         indices = indices.new_full((1, indices.shape[1]), -1)
         values = values.new_zeros((1, *values.shape[1:]))
     of_indices = hvd.allgather_async(indices.contiguous(), name=f"{name}.indices", **group)

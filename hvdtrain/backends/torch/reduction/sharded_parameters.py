@@ -1,6 +1,6 @@
 """PyTorch's parameters divided among the workers, and gradients of which each gets the sum of its part."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -85,7 +85,7 @@ class ShardedParameters(CommonShardedParameters):
             for rank, segments in enumerate(bucket.layout.segments):
                 for segment in segments:
                     memory = memory_of(entries[segment.name])[segment.begin : segment.end]
-                    if segment.length >= _LARGE:
+                    if len(memory) >= _LARGE:
                         message = f"hvdtrain.{name}.{segment.name}.{segment.begin}"
                         under_way.append(hvd.broadcast_async_(memory, rank, name=message))
                     else:
@@ -152,7 +152,7 @@ class Sharded(Reducer):
         self._hooks: list[Any] = []
         self._is_in_pass = False
         self._missing: list[set[str]] = []  # of each bucket, what the backward pass has not completed
-        self._sent: dict[int, Callable[[], None]] = {}  # waits for what a bucket receives
+        self._sent: dict[int, tuple[Any, int]] = {}  # of buckets: handle, and what multiplied the numbers
         self._sums: list[torch.Tensor] = []
 
     @property
@@ -231,12 +231,15 @@ class Sharded(Reducer):
             flat = (flat.mul_(factor) if factor != 1 else flat).to(self._kind).view(torch.int16)
         handle = hvd.alltoall_async(flat, name=f"hvdtrain.gradients.{bucket.number}")
         others = list(self._sent)
-        self._sent[bucket.number] = partial(self._add, handle, bucket, factor)
+        self._sent[bucket.number] = handle, factor
         for other in others:  # each takes the memory of its bucket twice
             self._receive(self._buckets[other])
 
-    def _add(self, handle: Any, bucket: Bucket, factor: int) -> None:
-        """Wait for what a bucket receives, and add it to this worker's part of the gradients."""
+    def _receive(self, bucket: Bucket) -> None:
+        """Wait for what a bucket receives, if it was sent, and add it to this worker's part of the sums."""
+        if bucket.number not in self._sent:
+            return
+        handle, factor = self._sent.pop(bucket.number)
         received, _ = hvd.synchronize(handle)
         kind = bucket.kind["dtype"]
         if received.dtype == torch.int16:
@@ -244,10 +247,6 @@ class Sharded(Reducer):
         total = self._sums[bucket.number]
         for part in received.view(self._workers.size, bucket.layout.part):
             total += part.to(kind) if factor == 1 else part.to(kind).div_(factor)
-
-    def _receive(self, bucket: Bucket) -> None:
-        if (wait := self._sent.pop(bucket.number, None)) is not None:
-            wait()
 
 
 def memory_of(tensor: torch.Tensor) -> torch.Tensor:

@@ -73,10 +73,8 @@ def host_copy(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def as_kept(tensor: torch.Tensor, is_buffer: bool = False) -> torch.Tensor:
-    """Return a copy in the host's memory; PyTorch makes it when one of the two changes, if it can.
-
-    Of a buffer it is made at once: PyTorch could not resize one of the two, as observers of quantisation do.
-    """
+    """Return a copy in the host's memory; PyTorch makes it when one of the two changes, if it can."""
+    # PyTorch could not resize a buffer and such a copy, as observers of quantisation do
     if tensor.device.type == "cpu" and not is_buffer:
         with suppress(RuntimeError):  # if something else, such as numpy, has allocated the memory
             return torch._lazy_clone(tensor.detach())
