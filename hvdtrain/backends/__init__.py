@@ -9,8 +9,7 @@ from importlib import import_module
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import LazyLoader
 from pathlib import Path
-from types import ModuleType
-from typing import cast
+from typing import Any, cast
 
 from hvdtrain.backends.base import Backend
 from hvdtrain.config import Config
@@ -74,9 +73,7 @@ class _Postponing:
     """Finds the modules that are postponed, as Python does; nothing else."""
 
     @staticmethod
-    def find_spec(
-        name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
+    def find_spec(name: str, path: Sequence[str] | None, target: Any = None) -> ModuleSpec | None:
         """Return the spec of a module that is postponed, with a loader that waits for its first use."""
         if name not in _POSTPONED:
             return None

@@ -75,9 +75,8 @@ def take_key(rank_0: Mapping[str, Any], environ: Mapping[str, str]) -> str:
     if own or environ["GROUP_WORLD_SIZE"] != "1":
         return own or str(key)
     try:
-        with open(
-            os.open(str(file), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), encoding="ascii"
-        ) as opened:
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
+        with open(os.open(str(file), flags), encoding="ascii") as opened:
             found = os.fstat(opened.fileno())
             if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
                 raise PermissionError("it is not a file of this user alone")
@@ -118,10 +117,8 @@ def _exchange(name: str, own: Mapping[str, Any], environ: Mapping[str, str]) -> 
     """Collective. Return what each rank sends under a name, in the order of ranks."""
     prefix = f"hvdtrain/{environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{name}"
     try:
-        found = import_module("torch.distributed").rendezvous(
-            "env://", timeout=timedelta(seconds=_STORE_SECONDS)
-        )
-        store, rank, size = next(found)
+        distributed, timeout = import_module("torch.distributed"), timedelta(seconds=_STORE_SECONDS)
+        store, rank, size = next(distributed.rendezvous("env://", timeout=timeout))
         store.set(f"{prefix}/{rank}", json.dumps(own))
         return [json.loads(store.get(f"{prefix}/{other}")) for other in range(size)]
     except (RuntimeError, OSError, ValueError) as error:

@@ -22,15 +22,9 @@ from hvdtrain.errors import (
     TrainingError,
 )
 from hvdtrain.horovod_build.installed import BUILD_COMMAND, installed_build
+from hvdtrain.host import start_reports
 from hvdtrain.host.launcher import check_launch_is_seen, host_name, launched_rank, stated_launch
 from hvdtrain.host.processes import deadline
-from hvdtrain.host.start_reports import (
-    exit_at_once,
-    report_begin,
-    reported_start,
-    start_limit,
-    stopped_workers,
-)
 from hvdtrain.workers import wire
 from hvdtrain.workers.agreement import Workers
 from hvdtrain.workers.world import World
@@ -84,7 +78,8 @@ class HorovodWorkers(Workers):
     """
 
     def __init__(self, hvd: Any, collectives: Any, membership: Membership | None = None) -> None:
-        self._hvd, self._collectives, self._membership = hvd, collectives, membership
+        self._hvd, self._collectives = hvd, collectives
+        self._membership: Any = membership  # of the workers of an elastic job alone
         self.is_elastic = membership is not None
         self.rank: int = hvd.rank()
         self.size: int = hvd.size()
@@ -103,8 +98,6 @@ class HorovodWorkers(Workers):
 
     def restart(self, world: World) -> None:
         """Collective. Enter a world of an elastic job: take rank and size anew."""
-        if self._membership is None:
-            raise RuntimeError("only the workers of an elastic job enter a world")
         self._hvd.shutdown()  # of the time alone before the first world
         self._membership.enter(world)
         try:
@@ -165,14 +158,12 @@ class peer_errors:  # noqa: N801 - used as a statement
         if not isinstance(error, Exception):
             return
         if _MISMATCH.search(str(error)):
-            raise TrainingError(
-                f"the workers' collective operations do not match: {first_line(error)}", _MATCH
-            ) from error
+            problem = f"the workers' collective operations do not match: {first_line(error)}"
+            raise TrainingError(problem, _MATCH) from error
         kinds = {cls.__name__ for cls in type(error).__mro__}
         if "HorovodInternalError" in kinds or any(text in str(error) for text in _TEXTS):
-            raise PeerLostError(
-                "a collective operation failed because another worker ended", first_line(error)
-            ) from error
+            problem = "a collective operation failed because another worker ended"
+            raise PeerLostError(problem, first_line(error)) from error
 
 
 # texts of Horovod's native errors and of its transports, as they arrive through TensorFlow
@@ -289,13 +280,13 @@ def start_horovod(
         )
     if membership is not None:
         list(_abort_functions())  # checks that collectives can be given up
-    rank, seconds = launched_rank(), start_limit()
+    rank, seconds = launched_rank(), start_reports.start_limit()
     try:
         with contextlib.ExitStack() as stack:
             if rank is not None:
                 stack.enter_context(deadline(seconds, lambda: _give_up(rank, seconds)))
-                report_begin(rank)
-                stack.enter_context(reported_start(rank))
+                start_reports.report_begin(rank)
+                stack.enter_context(start_reports.reported_start(rank))
             options = {"process_sets": "dynamic"} if has_groups else {}
             hvd.init(**options)
     except ValueError as error:
@@ -307,7 +298,7 @@ def start_horovod(
 def _give_up(rank: int, seconds: float) -> None:
     launch = stated_launch()
     count = f"the {launch.size} workers" if launch is not None and launch.size > 1 else "the workers"
-    stopped = stopped_workers()
+    stopped = start_reports.stopped_workers()
     if rank:
         time.sleep(min(_SPEAK_AFTER_SECONDS * (rank + 1), _MOST_SECONDS))
     here = f"; stopped on this host: {', '.join(stopped)}" if stopped else ""
@@ -318,4 +309,4 @@ def _give_up(rank: int, seconds: float) -> None:
             file=sys.stderr,
             flush=True,
         )
-    exit_at_once(EXIT_ENVIRONMENT)
+    start_reports.exit_at_once(EXIT_ENVIRONMENT)

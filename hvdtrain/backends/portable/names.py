@@ -109,9 +109,7 @@ def check_unique(names: Iterable[tuple[str, str]]) -> None:
 
 def check_state(expected: Shapes, found: StateArrays, framework: str) -> None:
     """Check that a portable state fits."""
-    shapes = {
-        name: tuple(array.shape) for name, array in found.items() if not (is_private(name) or is_kept(name))
-    }
+    shapes = {n: tuple(array.shape) for n, array in found.items() if not (is_private(n) or is_kept(n))}
     if problems := state_problems(expected, shapes):
         raise TaskError(
             "the state does not fit the model:\n  " + "\n  ".join(problems),

@@ -90,11 +90,9 @@ def _divided(begins: Mapping[str, int], sizes: Mapping[str, int], workers: int) 
     part = _aligned(-(-length // workers))
     segments = tuple(
         tuple(
-            Segment(
-                name, max(begin, first) - begin, min(end, first + part) - begin, max(begin, first) - first
-            )
+            Segment(name, own - begin, end - begin, own - first)
             for name, begin in begins.items()
-            if max(begin, first) < min(end := begin + sizes[name], first + part)
+            if (own := max(begin, first)) < (end := min(begin + sizes[name], first + part))
         )
         for first in (rank * part for rank in range(workers))
     )

@@ -22,10 +22,9 @@ MARK = "synchronises"  # the attribute of a layer's class whose call may be repl
 
 def find_batch_norms(model: Layer) -> dict[str, Layer]:
     """Return the batch-norm layers of a model by their path."""
-    found = {id(layer): (".".join(path), layer) for path, layer in walk(model)}
-    return {
-        path: layer for path, layer in found.values() if isinstance(layer, keras.layers.BatchNormalization)
-    }
+    kind = keras.layers.BatchNormalization
+    found = {id(layer): (".".join(path), layer) for path, layer in walk(model) if isinstance(layer, kind)}
+    return dict(found.values())
 
 
 class BatchNormSync:
@@ -104,9 +103,8 @@ def _call(  # noqa: PLR0917 - the layer's arguments, as Keras calls it, after th
     )
     gamma = keras.ops.cast(layer.gamma, x.dtype) if layer.scale else tf.ones(mean.shape, x.dtype)
     beta = keras.ops.cast(layer.beta, x.dtype) if layer.center else tf.zeros(mean.shape, x.dtype)
-    normalise = _normaliser(
-        mean, variance + layer.epsilon, shares, axis, partial(sync.sum, name=f"{name}.backward")
-    )
+    summed = partial(sync.sum, name=f"{name}.backward")
+    normalise = _normaliser(mean, variance + layer.epsilon, shares, axis, summed)
     return tf.cast(normalise(x, gamma, beta), layer.compute_dtype)
 
 

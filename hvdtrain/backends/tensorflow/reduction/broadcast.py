@@ -46,12 +46,8 @@ def _broadcast(values: Bytes, root: int, name: str, group: Mapping[str, Any]) ->
     """Collective. Return the root's bytes; a variable that is longer than a message travels in several."""
     starts = range(0, len(values), MESSAGE_BYTES)
     with tf.device("CPU"):
-        received = [
-            hvd.broadcast(
-                tf.constant(values[start : start + MESSAGE_BYTES]), root, name=f"{name}.{start}", **group
-            )
-            for start in starts
-        ]
+        parts = {f"{name}.{start}": values[start : start + MESSAGE_BYTES] for start in starts}
+        received = [hvd.broadcast(tf.constant(p), root, name=key, **group) for key, p in parts.items()]
     if len(received) == 1:
         return np.asarray(received[0].numpy())
     return np.concatenate([np.zeros(0, np.uint8), *(tensor.numpy() for tensor in received)])

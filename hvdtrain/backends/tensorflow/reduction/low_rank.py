@@ -1,6 +1,7 @@
 """PowerSGD in TensorFlow: gradients travel as two thin matrices, and what they leave out travels later."""
 
 from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 import horovod.tensorflow as hvd
@@ -46,9 +47,7 @@ class LowRank(CommonLowRank, Reducer):
 
     def _make_matrices(self, fields: list[Field], seed: int) -> None:
         self._compresses = tf.Variable(True, trainable=False, name="compresses")
-        self._sizes = {
-            id(f.variable): int(np.prod(f.shape)) * tf.as_dtype(f.variable.dtype).size for f in fields
-        }
+        self._sizes = {id(f.variable): prod(f.shape) * tf.as_dtype(f.variable.dtype).size for f in fields}
         self._matrices = {
             id(field.variable): _Matrix(field, self._rank, seed)
             for field in fields

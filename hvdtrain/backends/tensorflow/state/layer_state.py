@@ -64,9 +64,8 @@ class LayerState:
             given = {name: array for name, array in state.items() if name.startswith(begin)}
             store = self._store(path) | {name.removeprefix(begin): given[name] for name in given}
             known = self._known[path]
-            if store.keys() != known.keys() or not all(
-                np.array_equal(store[key], known[key]) for key in store
-            ):
+            is_known = store.keys() == known.keys()
+            if not is_known or not all(np.array_equal(store[key], known[key]) for key in store):
                 try:
                     _load(layer, store)
                 except Exception as error:
@@ -114,10 +113,8 @@ def _is_own(layer: Layer) -> bool:
     if isinstance(layer, keras.layers.Normalization) and layer.input_mean is not None:
         return False
     modules = {getattr(kind, name).__module__ for name in _METHODS if hasattr(kind, name)}
-    return any(
-        not module.startswith("keras.") or module.startswith("keras.src.layers.preprocessing.")
-        for module in modules
-    )
+    own = "keras.src.layers.preprocessing."
+    return any(module.startswith(own) or not module.startswith("keras.") for module in modules)
 
 
 def _load(layer: Layer, store: Store) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import horovod.torch as hvd
 import torch
 from horovod.torch import mpi_ops
+from torch import Tensor
 
 from hvdtrain.backends.reduction import GradientReducer, meanwhile, no_bf16
 from hvdtrain.backends.torch.reduction.broadcast import Wait, wait_for_all
@@ -24,9 +25,7 @@ _ORDINARY = (torch.float32, torch.float64, torch.float16)
 class Reducer(GradientReducer):
     """A reducer of PyTorch; see ``GradientReducer``."""
 
-    def finish(
-        self, gradients: list[torch.Tensor], vector: torch.Tensor | None = None
-    ) -> tuple[list[torch.Tensor], Any]:
+    def finish(self, gradients: list[Tensor], vector: Tensor | None = None) -> tuple[list[Tensor], Any]:
         """Collective. Return the sum of each gradient over workers; sum a vector in place, by itself."""
         if self._workers.size == 1:
             return list(gradients), vector
@@ -37,7 +36,7 @@ class Reducer(GradientReducer):
 
 
 @contextmanager
-def summed_meanwhile(vector: torch.Tensor) -> Iterator[None]:
+def summed_meanwhile(vector: Tensor) -> Iterator[None]:
     """Collective. Return a context at whose end a vector is summed in place, by a message of its own."""
     handle = hvd.allreduce_async_(vector, op=hvd.Sum, name="hvdtrain.metrics")
     try:
@@ -64,7 +63,7 @@ def check_kinds(trainable: Iterable[Entry], config: Config) -> None:
         )
 
 
-def sum_sparse(gradient: torch.Tensor, name: str, group: Mapping[str, Any]) -> Callable[[], torch.Tensor]:
+def sum_sparse(gradient: Tensor, name: str, group: Mapping[str, Any]) -> Callable[[], Tensor]:
     """Collective. Begin to gather the rows of a sparse gradient; return what waits for the sum."""
     shape, indices, values = gradient.shape, gradient._indices().t(), gradient._values()
     if not len(values):  # one at the index -1 is left out, and no message is empty
@@ -73,7 +72,7 @@ def sum_sparse(gradient: torch.Tensor, name: str, group: Mapping[str, Any]) -> C
     of_indices = hvd.allgather_async(indices.contiguous(), name=f"{name}.indices", **group)
     of_values = hvd.allgather_async(values.contiguous(), name=f"{name}.values", **group)
 
-    def wait() -> torch.Tensor:
+    def wait() -> Tensor:
         try:
             places = hvd.synchronize(of_indices)
         finally:  # also after a failure: Horovod keeps what nobody waited for
@@ -98,13 +97,13 @@ class AllReduce(Reducer):
         self._group = group_of(workers)
         self._hooks: list[Any] = []
         self._buckets: list[Bucket] | None = None  # None until the first gradients show which are sparse
-        self._vector: torch.Tensor | None = None
+        self._vector: Tensor | None = None
         self._carrier: int | None = None  # number of the bucket with which a vector travels
         self._left: dict[str, int] = {}  # backward passes until a gradient is complete; empty between steps
         self._incomplete: list[int] = []  # gradients of each bucket that are not complete
         self._begun: dict[int, Wait] = {}  # by the number of the bucket
 
-    def attach(self, parameters: Mapping[str, torch.Tensor]) -> None:
+    def attach(self, parameters: Mapping[str, Tensor]) -> None:
         """Forget the memory of gradients, too: what was begun may still write to it."""
         for hook in self._hooks:
             hook.remove()
@@ -120,14 +119,12 @@ class AllReduce(Reducer):
         for bucket in self._buckets or ():
             bucket.lend()
 
-    def start(self, gradients: Sequence[torch.Tensor]) -> None:
+    def start(self, gradients: Sequence[Tensor]) -> None:
         """Begin what no backward pass has completed, from the second step on. Local: no collective."""
         if self._buckets is not None:
             self._start(dict(zip(self._parameters, gradients, strict=True)))
 
-    def finish(
-        self, gradients: list[torch.Tensor], vector: torch.Tensor | None = None
-    ) -> tuple[list[torch.Tensor], Any]:
+    def finish(self, gradients: list[Tensor], vector: Tensor | None = None) -> tuple[list[Tensor], Any]:
         """Collective. Begin what no backward pass has completed, and wait for all. Empty the list."""
         if self._workers.size > 1 and self.carries and vector is not None:
             return self._sum(gradients, vector), vector
@@ -138,7 +135,7 @@ class AllReduce(Reducer):
         parts = len(make_buckets(self._parameters, True)) if self._begins_early(self._parameters) else 0
         return f"fp32, sent {self.sent_as}{meanwhile(parts)}"
 
-    def _begins_early(self, parameters: Mapping[str, torch.Tensor]) -> bool:
+    def _begins_early(self, parameters: Mapping[str, Tensor]) -> bool:
         size = sum(parameter.nbytes for parameter in parameters.values())
         return self.begins_early(size, any(parameter.is_cuda for parameter in parameters.values()))
 
@@ -146,13 +143,13 @@ class AllReduce(Reducer):
         """Return the type in which real numbers travel, and what they are multiplied by before that."""
         return torch.float32 if dtype is torch.bfloat16 else dtype, 1
 
-    def _start(self, given: dict[str, torch.Tensor]) -> None:
+    def _start(self, given: dict[str, Tensor]) -> None:
         """Begin as ``start``; take what is begun out of the mapping, so that its memory can be freed."""
         for number, bucket in enumerate(self._buckets or ()):
             if number not in self._begun:
                 self._begin(number, [given.pop(name) for name in bucket.parameters])
 
-    def _sum(self, gradients: list[torch.Tensor], vector: torch.Tensor | None = None) -> list[torch.Tensor]:
+    def _sum(self, gradients: list[Tensor], vector: Tensor | None = None) -> list[Tensor]:
         """Collective. Return the sums of gradients, and sum a vector in place."""
         given = dict(zip(self._parameters, gradients, strict=True))
         gradients.clear()
@@ -162,7 +159,7 @@ class AllReduce(Reducer):
             assert self._buckets is not None
             self._vector = vector
             self._start(given)
-            sums: dict[str, torch.Tensor] = {}
+            sums: dict[str, Tensor] = {}
             for bucket in self._buckets:
                 sums |= dict(zip(bucket.parameters, bucket.parts, strict=True))
             alone = {
@@ -182,7 +179,7 @@ class AllReduce(Reducer):
         finally:
             self._forget()
 
-    def _make_buckets(self, sparse: set[str], vector: torch.Tensor | None) -> None:
+    def _make_buckets(self, sparse: set[str], vector: Tensor | None) -> None:
         """Make the buckets; the last one of the vector's type carries it, since it is begun last."""
         dense = {name: parameter for name, parameter in self._parameters.items() if name not in sparse}
         overlaps = self._begins_early(dense)
@@ -199,7 +196,7 @@ class AllReduce(Reducer):
             ]
         self._forget()
 
-    def _count(self, number: int, name: str, _: torch.Tensor) -> None:
+    def _count(self, number: int, name: str, _: Tensor) -> None:
         if name not in self._left:  # not of a step, but of a callback
             return
         if self._left[name] == 0:
@@ -215,7 +212,7 @@ class AllReduce(Reducer):
                 assert self._buckets is not None
                 self._begin(number, [p.grad for p in self._buckets[number].parameters.values()])
 
-    def _begin(self, number: int, gradients: Sequence[torch.Tensor | None]) -> None:
+    def _begin(self, number: int, gradients: Sequence[Tensor | None]) -> None:
         assert self._buckets is not None
         bucket = self._buckets[number]
         vector = self._vector if number == self._carrier else None
@@ -258,7 +255,7 @@ class BFloat16(AllReduce):
     carries = False
     sent_as = "as bf16"
 
-    def attach(self, parameters: Mapping[str, torch.Tensor]) -> None:
+    def attach(self, parameters: Mapping[str, Tensor]) -> None:
         """Take the parameters; refuse them if the installed Horovod sums no bf16 where they are."""
         super().attach(parameters)
         for parameter in self._parameters.values():

@@ -8,6 +8,7 @@ from typing import Any
 
 import horovod.torch as hvd
 import torch
+from torch import nn
 
 from hvdtrain.backends.torch.state.model_state import ModelState
 from hvdtrain.backends.torch.state.tensors import set_values, strided_parts
@@ -24,17 +25,13 @@ _MESSAGE_BYTES = 1 << 30  # MPI counts in 32 bits
 _UNDER_WAY_BYTES = 1 << 26  # at once: Horovod may copy a GPU's tensors to the host
 
 
-def broadcast_model(model: torch.nn.Module, state: ModelState, workers: Workers, root: int) -> None:
+def broadcast_model(model: nn.Module, state: ModelState, workers: Workers, root: int) -> None:
     """Collective. Copy the root's parameters, buffers with their shapes, and extra states to all."""
     named = [*model.named_parameters(), *model.named_buffers()]
     parts = [(f"{name}{part}", one) for name, tensor in named for part, one in strided_parts(tensor)]
     # with their places: tensors and gradients travel in the model's order
     forms = {
-        f"the model's {name}": (
-            place,
-            str(one.dtype),
-            isinstance(one, torch.nn.Parameter) and tuple(one.shape),
-        )
+        f"the model's {name}": (place, str(one.dtype), isinstance(one, nn.Parameter) and tuple(one.shape))
         for place, (name, one) in enumerate(parts)
     }
     assert_consistent(workers, forms, "torch_model() must make the same model on every worker.")

@@ -7,6 +7,7 @@ from typing import Any
 import horovod.torch as hvd
 import numpy as np
 import torch
+from torch import Tensor
 
 from hvdtrain.backends.reduction.low_rank import CommonLowRank, first_factor, matrix_shape, orthonormal
 from hvdtrain.backends.torch.reduction.all_reduce import Reducer
@@ -28,7 +29,7 @@ class LowRank(CommonLowRank, Reducer):
         """Collective. Copy what the root keeps to every worker."""
         broadcast_tensors(self.tensors.values(), root, label="reducer")
 
-    def _read(self, name: str, tensor: torch.Tensor, is_part: bool) -> Any:
+    def _read(self, name: str, tensor: Tensor, is_part: bool) -> Any:
         if is_part and self._workers.size > 1:
             hvd.allreduce_(_dense(tensor), op=hvd.Sum, name=f"hvdtrain.{name}")
         array = tensor.cpu().numpy().copy()
@@ -36,11 +37,11 @@ class LowRank(CommonLowRank, Reducer):
             tensor.div_(self._workers.size)
         return array
 
-    def _set(self, tensor: torch.Tensor, values: Any) -> None:
+    def _set(self, tensor: Tensor, values: Any) -> None:
         tensor.copy_(torch.from_numpy(values))
 
     def _make_matrices(self, fields: list[Field], seed: int) -> None:
-        by_tensor: dict[torch.Tensor, list[Field]] = {}
+        by_tensor: dict[Tensor, list[Field]] = {}
         for field in fields:
             for tensor in field.tensors:
                 by_tensor.setdefault(tensor, []).append(field)
@@ -54,9 +55,7 @@ class LowRank(CommonLowRank, Reducer):
         self._all = [matrix for matrices in self._matrices.values() for matrix in matrices]
 
     @torch.no_grad()
-    def finish(
-        self, gradients: Sequence[torch.Tensor], vector: torch.Tensor | None = None
-    ) -> tuple[list[torch.Tensor], Any]:
+    def finish(self, gradients: Sequence[Tensor], vector: Tensor | None = None) -> tuple[list[Tensor], Any]:
         """Collective. Return the sums of low rank; sum a vector in place, which is in the last message."""
         # the vector is in the last message: errors and Q change when all sums of a step have succeeded
         vectors = () if vector is None else (vector,)
@@ -81,8 +80,8 @@ class LowRank(CommonLowRank, Reducer):
         return found, vector
 
     def _reduce_compressed(
-        self, others: Sequence[torch.Tensor], vectors: Sequence[torch.Tensor]
-    ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        self, others: Sequence[Tensor], vectors: Sequence[Tensor]
+    ) -> tuple[list[Tensor], list[Tensor]]:
         """Collective. Leave the sums in ``total``; return what was reduced, and the sums of the Q_i."""
         left = [matrix.moment @ matrix.q for matrix in self._all]
         sent = self._sum_all("p", [*left, *others])
@@ -97,11 +96,9 @@ class LowRank(CommonLowRank, Reducer):
             matrix.total = p, q
         return sent, right
 
-    def _sum_all(
-        self, what: str, tensors: Sequence[torch.Tensor], vectors: Sequence[torch.Tensor] = ()
-    ) -> list[torch.Tensor]:
+    def _sum_all(self, what: str, tensors: Sequence[Tensor], vectors: Sequence[Tensor] = ()) -> list[Tensor]:
         """Collective. Sum tensors and vectors over workers in place by one message for each type."""
-        by_type: dict[torch.dtype, list[torch.Tensor]] = {}
+        by_type: dict[torch.dtype, list[Tensor]] = {}
         for tensor in (*tensors, *vectors):
             by_type.setdefault(tensor.dtype, []).append(tensor)
         flat = [torch.cat([tensor.view(-1) for tensor in part]) for part in by_type.values()]
@@ -125,7 +122,7 @@ class LowRank(CommonLowRank, Reducer):
                 tensor.view(-1).copy_(values)
         return of_gradients
 
-    def _keep(self, factors: Sequence[torch.Tensor], factor: float) -> None:
+    def _keep(self, factors: Sequence[Tensor], factor: float) -> None:
         """Take the errors and Q of a step of which all has been reduced, and the gradients are finite."""
         if not factors:
             for matrix in self._all:
@@ -162,15 +159,15 @@ class _Matrix:
         self.first = first_factor(field.path, shape[1], rank, seed)
         self.q = torch.tensor(self.first, device=tensor.device)
         # P and Q, whose product the sum over workers is; None if that is in ``moment``
-        self.total: tuple[torch.Tensor, torch.Tensor] | None = None
+        self.total: tuple[Tensor, Tensor] | None = None
 
-    def take(self, gradient: torch.Tensor) -> torch.Tensor:
+    def take(self, gradient: Tensor) -> Tensor:
         """Return the matrix of a gradient, as a view where its layout allows one."""
         if self._strides is None:
             return gradient.reshape(-1)[self._order].view(self.shape)
         return self._view(gradient).reshape(self.shape)
 
-    def put(self, gradient: torch.Tensor) -> None:
+    def put(self, gradient: Tensor) -> None:
         """Write the sum over workers into a gradient."""
         total, self.total = self.total, None
         matrix = self.moment if total is None else total[0] @ total[1].T
@@ -179,16 +176,16 @@ class _Matrix:
         else:
             self._view(gradient).copy_(matrix.reshape(self.portable_shape))
 
-    def _view(self, gradient: torch.Tensor) -> torch.Tensor:
+    def _view(self, gradient: Tensor) -> Tensor:
         strides, offset = self._strides or ((), 0)
         return gradient.as_strided(self.portable_shape, strides, gradient.storage_offset() + offset)
 
 
-def _dense(matrix: torch.Tensor) -> torch.Tensor:
+def _dense(matrix: Tensor) -> Tensor:
     """Return a matrix whose memory has no gaps so that it is contiguous: itself or its transpose."""
     return matrix if matrix.is_contiguous() else matrix.T
 
 
-def _orthonormal(matrices: Sequence[torch.Tensor], refill: Sequence[Any] | None = None) -> list[torch.Tensor]:
+def _orthonormal(matrices: Sequence[Tensor], refill: Sequence[Any] | None = None) -> list[Tensor]:
     found = orthonormal([matrix.cpu().numpy() for matrix in matrices], refill)
     return [torch.from_numpy(array).to(m.device) for array, m in zip(found, matrices, strict=True)]

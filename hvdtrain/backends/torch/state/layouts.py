@@ -10,10 +10,7 @@ from torch import nn
 
 Array = NDArray[Any]
 
-_CONVOLUTIONS = (
-    *(nn.Conv1d, nn.Conv2d, nn.Conv3d),
-    *(nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d),
-)
+_CONVOLUTIONS = nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d
 _STATISTIC_NORMS = (
     *(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm),
     *(nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d),
@@ -124,9 +121,7 @@ def _gated(mode: str, place: str, suffix: str) -> list[Rule]:
     """
     swap = _swap_gates if mode == "GRU" else (lambda array: array)
     kernel = _one(lambda w: swap(w).T, lambda k: swap(k.T))
-    stacked = Layout(
-        lambda biases: np.stack([swap(b) for b in biases]), lambda bias: [swap(bias[0]), swap(bias[1])]
-    )
+    stacked = Layout(lambda biases: np.stack(list(map(swap, biases))), lambda bias: list(map(swap, bias[:2])))
     return [
         Rule(f"{place}kernel", (f"weight_ih{suffix}",), kernel),
         Rule(f"{place}recurrent_kernel", (f"weight_hh{suffix}",), kernel),

@@ -295,7 +295,7 @@ class TorchSnapshot:
         copies = {key: host_copy(tensor.detach()) for key, tensor in tensors.items()}
         self._numbers = numbers
         self._waiting = [
-            (replace(field, tensors=()), [copies[id(t)] for t in field.tensors]) for field in reversed(fields)
+            (replace(one, tensors=()), [copies[id(t)] for t in one.tensors]) for one in reversed(fields)
         ]
         self._event: torch.cuda.Event | None = None
         if any(tensor.is_cuda for tensor in tensors.values()):
