@@ -103,9 +103,8 @@ class HorovodWorkers(Workers):
         try:
             self._hvd.init()
         except ValueError as error:
-            raise PeerLostError(
-                f"Horovod could not connect the {world.size} workers of this job", without_sources(error)
-            ) from error
+            problem = f"Horovod could not connect the {world.size} workers of this job"
+            raise PeerLostError(problem, without_sources(error)) from error
         self.rank, self.size = self._hvd.rank(), self._hvd.size()
         self.local_rank, self.local_size = self._hvd.local_rank(), self._hvd.local_size()
         if (self.rank, self.size) != (world.rank, world.size):

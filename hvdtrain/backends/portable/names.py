@@ -46,10 +46,8 @@ class Renaming:
             or given.keys() - PRIVATE.keys()
             or not all(isinstance(own, str) and own and isinstance(to, str) for own, to in names.items())
         ):
-            raise _wrong_form(
-                "state_names maps 'torch' and 'tf' to mappings of text to text, found "
-                f"{names if names else given!r}"
-            )
+            form = "state_names maps 'torch' and 'tf' to mappings of text to text"
+            raise _wrong_form(f"{form}, found {names if names else given!r}")
         self._framework = framework
         self._names = {own: portable.replace(".", "/").strip("/") for own, portable in names.items()}
         self._keys = {own.replace(".", "/").strip("/"): own for own in names}

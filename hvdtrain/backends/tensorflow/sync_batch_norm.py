@@ -97,10 +97,8 @@ def _call(  # noqa: PLR0917 - the layer's arguments, as Keras calls it, after th
     axis = layer.axis % len(x.shape)
     mean, variance, count = moments(tf.stop_gradient(x), weights, axis, sync, f"{name}.forward")
     _track(layer, mean, variance, count)
-    shares = tf.reshape(
-        weights / tf.maximum(count, 1),
-        (*tf.unstack(tf.shape(weights)), *[1] * (len(x.shape) - len(weights.shape))),
-    )
+    shape = *tf.unstack(tf.shape(weights)), *[1] * (len(x.shape) - len(weights.shape))
+    shares = tf.reshape(weights / tf.maximum(count, 1), shape)
     gamma = keras.ops.cast(layer.gamma, x.dtype) if layer.scale else tf.ones(mean.shape, x.dtype)
     beta = keras.ops.cast(layer.beta, x.dtype) if layer.center else tf.zeros(mean.shape, x.dtype)
     summed = partial(sync.sum, name=f"{name}.backward")
@@ -116,9 +114,7 @@ def _track(layer: Layer, mean: Tensor, variance: Tensor, count: Tensor) -> None:
         moving.assign(tf.cast(before + rate * (new - before), moving.dtype))
 
 
-def moments(
-    x: Tensor, weights: Tensor, axis: int, sync: BatchNormSync, name: str
-) -> tuple[Tensor, Tensor, Tensor]:
+def moments(x: Tensor, weights: Tensor, axis: int, sync: BatchNormSync, name: str) -> tuple[Tensor, ...]:
     """Collective. Return mean and biased variance per channel over all workers; see ``torch/``."""
     leading = list(range(len(weights.shape)))
     inner = [i for i in range(len(x.shape)) if i != axis and i not in leading]

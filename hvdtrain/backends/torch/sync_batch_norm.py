@@ -161,9 +161,8 @@ class _Normalise(torch.autograd.Function):
             row = (-1, *[1] * (x.dim() - 1))
             channel = (1, -1, *[1] * (x.dim() - 2))
             shares, wide = shares.view(row), mean.dtype
-            dx -= torch.addcmul(
-                (shares * offset.view(channel)).to(wide), (shares * slope.view(channel)).to(wide), x.to(wide)
-            )
+            through, along = ((shares * one.view(channel)).to(wide) for one in (offset, slope))
+            dx -= torch.addcmul(through, along, x.to(wide))
         # of a parameter that is not there, none may be given
         pairs = zip((dgamma, dbeta), ctx.needs_input_grad[1:3], strict=True)
         return dx, *(d if needed else None for d, needed in pairs), None, None, None, None

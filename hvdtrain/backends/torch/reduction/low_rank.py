@@ -102,18 +102,14 @@ class LowRank(CommonLowRank, Reducer):
         for tensor in (*tensors, *vectors):
             by_type.setdefault(tensor.dtype, []).append(tensor)
         flat = [torch.cat([tensor.view(-1) for tensor in part]) for part in by_type.values()]
-        of_gradients = [
-            message[: len(message) - sum(v.numel() for v in vectors if v.dtype == message.dtype)]
-            for message in flat
-        ]
+        rest = {kind: sum(v.numel() for v in vectors if v.dtype == kind) for kind in by_type}
+        of_gradients = [message[: len(message) - rest[message.dtype]] for message in flat]
         if self._workers.size == 1:
             return of_gradients
         if self.clock is not None:
             self.clock.ready()
-        handles = [
-            hvd.allreduce_async_(message, op=hvd.Sum, name=f"hvdtrain.low_rank.{what}.{message.dtype}")
-            for message in flat
-        ]
+        name = f"hvdtrain.low_rank.{what}"
+        handles = [hvd.allreduce_async_(one, op=hvd.Sum, name=f"{name}.{one.dtype}") for one in flat]
         wait_for_all([partial(hvd.synchronize, handle) for handle in handles])
         if self.clock is not None:
             (self.clock.resumed if what == "p" else self.clock.reduced)()

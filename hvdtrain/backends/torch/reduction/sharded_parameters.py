@@ -34,10 +34,8 @@ class Bucket(CommonBucket):
 
     def views(self, flat: torch.Tensor) -> list[torch.Tensor]:
         """Return the parameters' places in a vector with the whole bucket, laid out as the parameters."""
-        return [
-            flat.as_strided(entry.tensor.shape, entry.tensor.stride(), self.layout.begins[entry.path])
-            for entry in self.entries
-        ]
+        places = [(entry.tensor, self.layout.begins[entry.path]) for entry in self.entries]
+        return [flat.as_strided(tensor.shape, tensor.stride(), begin) for tensor, begin in places]
 
 
 class ShardedParameters(CommonShardedParameters):

@@ -16,12 +16,8 @@ _STATISTIC_NORMS = (
     *(nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d),
 )
 _NORMS = (*_STATISTIC_NORMS, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
-_NORM_ROLES = {
-    "weight": "gamma",
-    "bias": "beta",
-    "running_mean": "moving_mean",
-    "running_var": "moving_variance",
-}
+_NORM_ROLES = {"weight": "gamma", "bias": "beta"}
+_NORM_ROLES |= {"running_mean": "moving_mean", "running_var": "moving_variance"}
 
 
 @dataclass(frozen=True)

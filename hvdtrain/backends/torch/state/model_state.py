@@ -121,10 +121,8 @@ class ModelState:
             aliases.setdefault(key, []).append(found)
         renaming.check_used(field.own for fields in aliases.values() for field in fields)
         chosen = [min(fields, key=lambda field: renaming.rank(field.own)) for fields in aliases.values()]
-        self.fields = [
-            replace(one, path=renaming(one.own), tensor_paths=tuple(map(renaming, one.tensor_paths)))
-            for one in chosen
-        ]
+        paths = [(one, tuple(map(renaming, one.tensor_paths))) for one in chosen]
+        self.fields = [replace(one, path=renaming(one.own), tensor_paths=own) for one, own in paths]
         check_unique((field.path, " with ".join(field.torch_names)) for field in self.fields)
         entries: dict[int, Entry] = {}
         for field in self.fields:

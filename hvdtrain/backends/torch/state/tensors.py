@@ -105,10 +105,8 @@ def fill_slots(optimizer: torch.optim.Optimizer) -> None:
 
 def make_slots(optimizer: torch.optim.Optimizer, chosen: Collection[int] | None = None) -> None:
     """Let an optimizer make its slots, by a step with zero gradients that changes nothing else."""
-    groups = [
-        {key: copy.deepcopy(value) for key, value in group.items() if key != "params"}
-        for group in optimizer.param_groups
-    ]
+    options = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
+    options = copy.deepcopy(options)
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     before = [(p, p.detach().clone(), p.grad) for p in parameters]
     for p in parameters:
@@ -128,5 +126,5 @@ def make_slots(optimizer: torch.optim.Optimizer, chosen: Collection[int] | None 
         for p, value, gradient in before:
             p.detach().copy_(value)
             p.grad = gradient
-        for group, options in zip(optimizer.param_groups, groups, strict=True):
-            group.update(options)
+        for group, before_step in zip(optimizer.param_groups, options, strict=True):
+            group.update(before_step)
