@@ -214,8 +214,7 @@ class ReplicaState:
         else:
             found = self._collectives.join(joined.view(np.uint8), "hvdtrain.state")
             new = found.view(np.float64).reshape(self._workers.size, -1).max(0)
-        ends = np.cumsum([len(part) for part in own])[:-1]
-        return zip(setters, np.split(new, ends), strict=True)
+        return zip(setters, np.split(new, np.cumsum([len(part) for part in own])[:-1]), strict=True)
 
 
 def _declared(task: Any, tensors: Sequence[StateTensor], is_whole: bool) -> dict[str, str]:

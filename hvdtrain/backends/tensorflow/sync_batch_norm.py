@@ -132,7 +132,7 @@ def moments(x: Tensor, weights: Tensor, axis: int, sync: BatchNormSync, name: st
 
 def _normaliser(
     mean: Tensor, variance: Tensor, shares: Tensor, axis: int, summed: Callable[[Tensor], Tensor]
-) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+) -> Any:
     """Return what normalises, with gradient through mean and variance, too; see ``torch/``."""
 
     def normalise(x: Tensor, gamma: Tensor, beta: Tensor) -> tuple[Tensor, Callable[..., Any]]:
@@ -157,5 +157,4 @@ def _normaliser(
 
         return x * spread(scale) + spread(tf.cast(beta, tf.float64) - mean * scale), gradient
 
-    differentiable: Callable[[Tensor, Tensor, Tensor], Tensor] = tf.custom_gradient(normalise)
-    return differentiable
+    return tf.custom_gradient(normalise)

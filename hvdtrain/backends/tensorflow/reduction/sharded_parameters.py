@@ -115,9 +115,8 @@ class ShardedParameters(CommonShardedParameters):
     def _zeros_of(self, bucket: Bucket) -> NDArray[Any]:
         return np.zeros(bucket.layout.length, bucket.dtype.as_numpy_dtype)
 
-    def _all_to_all(self, part: Tensor, splits: Any, name: str) -> NDArray[Any]:
-        received: NDArray[Any] = hvd.alltoall(part, tf.constant(splits), name=name)[0].numpy()
-        return received
+    def _all_to_all(self, part: Tensor, splits: Any, name: str) -> Any:
+        return hvd.alltoall(part, tf.constant(splits), name=name)[0].numpy()
 
     def _broadcast(self, flat: NDArray[Any], name: str) -> Tensor:
         return hvd.broadcast(tf.constant(flat), 0, name=name)

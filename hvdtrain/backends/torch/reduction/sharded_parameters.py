@@ -123,9 +123,8 @@ class ShardedParameters(CommonShardedParameters):
     def _zeros_of(self, bucket: Bucket) -> torch.Tensor:
         return torch.zeros(bucket.layout.length, **bucket.kind)
 
-    def _all_to_all(self, part: torch.Tensor, splits: Any, name: str) -> torch.Tensor:
-        received: torch.Tensor = hvd.alltoall(part, torch.from_numpy(splits), name=name)[0]
-        return received.cpu()
+    def _all_to_all(self, part: torch.Tensor, splits: Any, name: str) -> Any:
+        return hvd.alltoall(part, torch.from_numpy(splits), name=name)[0].cpu()
 
     def _broadcast(self, flat: torch.Tensor, name: str) -> torch.Tensor:
         hvd.broadcast_(flat, 0, name=name)

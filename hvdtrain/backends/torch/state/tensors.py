@@ -65,11 +65,9 @@ def host_copy(tensor: torch.Tensor) -> torch.Tensor:
         if tensor.dtype not in _NUMPY_KINDS or not tensor.is_contiguous():
             return tensor.clone()
         # numpy requests huge pages from the system, and most of a copy's time goes into new pages
-        room = torch.from_numpy(np.empty(tensor.shape, as_array(tensor).dtype))
-        return room.copy_(tensor)
+        return torch.from_numpy(np.empty(tensor.shape, as_array(tensor).dtype)).copy_(tensor)
     # only a copy into pinned memory lets the host continue; strides are kept, so that none are changed here
-    copy = torch.empty_like(tensor, device="cpu", pin_memory=True)
-    return copy.copy_(tensor, non_blocking=True)
+    return torch.empty_like(tensor, device="cpu", pin_memory=True).copy_(tensor, non_blocking=True)
 
 
 def as_kept(tensor: torch.Tensor, is_buffer: bool = False) -> torch.Tensor:
