@@ -119,16 +119,14 @@ def test_bf16_is_refused_with_a_horovod_that_sums_none(framework, monkeypatch):
     if framework == "torch":
         parameter = torch.nn.Parameter(torch.zeros(2))
         reducer.attach({"weight": parameter})
-        monkeypatch.delattr(
-            horovod.torch.mpi_ops.mpi_lib, "horovod_torch_allreduce_async_torch_BFloat16Tensor"
-        )
+        library = horovod.torch.mpi_ops.mpi_lib
+        monkeypatch.delattr(library, "horovod_torch_allreduce_async_torch_BFloat16Tensor")
     else:
         monkeypatch.setattr(type(tensorflow_low_rank.hvd.global_process_set), "size", lambda _: 2)
         parameter = tf.Variable(tf.zeros(2))
         reducer.attach({"weight": parameter})
-        allreduce = tensorflow_all_reduce.hvd.allreduce  # of bool, as an older one is of bf16
-        monkeypatch.setattr(
-            tensorflow_all_reduce.hvd, "allreduce", lambda _, **given: allreduce(tf.zeros(1, bool), **given)
-        )
+        hvd = tensorflow_all_reduce.hvd
+        allreduce = hvd.allreduce  # of bool, as an older one is of bf16
+        monkeypatch.setattr(hvd, "allreduce", lambda _, **given: allreduce(tf.zeros(1, bool), **given))
     with pytest.raises(ConfigError, match="the installed Horovod sums no bf16"):
         reducer.attach({"weight": parameter})

@@ -55,10 +55,8 @@ def test_tensorflow_reduces_the_same_whatever_a_worker_reaches(monkeypatch, reac
         return reducer.finish(gradients, tf.constant([1.0, 2.0, 3.0]))
 
     (of_table, of_kernel, of_wide), vector = summed(tf.ones((5, 2)), tf.range(5))
-    assert begun == [
-        ("hvdtrain.gradients.0", (1, 16), "float64"),
-        ("hvdtrain.gradients.1", (2, 16), "float32"),
-    ]
+    kinds = [((1, 16), "float64"), ((2, 16), "float32")]
+    assert begun == [(f"hvdtrain.gradients.{number}", *kind) for number, kind in enumerate(kinds)]
     assert of_table.numpy().tolist() == 5 * [[0, 0] if reached == "not reached" else [2, 2]]
     assert of_kernel.numpy().tolist() == 2 * [3 * [2]]
     assert of_wide.numpy().tolist() == [0]

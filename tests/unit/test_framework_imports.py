@@ -36,9 +36,8 @@ assert "sklearn" in sys.modules
 assert SKLearnClassifier(keras.Sequential([keras.layers.Dense(1)])).get_params()["model"] is not None
 assert {"SKLearnRegressor", "SKLearnTransformer"} <= set(dir(keras.wrappers))
 """
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=300, check=False
-    )
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
 
 

@@ -34,9 +34,8 @@ class Wire:
 @pytest.fixture
 def wire(monkeypatch):
     wire = Wire()
-    hvd = SimpleNamespace(
-        broadcast_async_=wire.broadcast_async_, synchronize=lambda handle: handle, rank=lambda: wire.rank
-    )
+    functions = {"synchronize": lambda handle: handle, "rank": lambda: wire.rank}
+    hvd = SimpleNamespace(broadcast_async_=wire.broadcast_async_, **functions)
     monkeypatch.setattr(state_broadcast, "hvd", hvd)
     return wire
 

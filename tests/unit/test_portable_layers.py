@@ -15,11 +15,8 @@ def inputs(*shape):
 
 
 def names_and_shapes(side):
-    return {
-        name.removeprefix("model/layer/"): value.shape
-        for name, value in side.read().items()
-        if name.startswith("model/")
-    }
+    shapes = {name: value.shape for name, value in side.read().items() if name.startswith("model/")}
+    return {name.removeprefix("model/layer/"): shape for name, shape in shapes.items()}
 
 
 def channels_last(module):

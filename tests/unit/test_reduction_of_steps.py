@@ -187,10 +187,8 @@ class Tables:
         self.choose = choose
 
     def torch_model(self):
-        model = nn.ModuleDict(
-            {name: nn.Embedding(6, OUTPUTS, sparse=True) for name in "ab"}
-            | {"c": nn.Linear(OUTPUTS, OUTPUTS)}
-        )
+        tables = {name: nn.Embedding(6, OUTPUTS, sparse=True) for name in "ab"}
+        model = nn.ModuleDict({**tables, "c": nn.Linear(OUTPUTS, OUTPUTS)})
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.copy_(torch.linspace(-1, 1, parameter.numel()).view_as(parameter))

@@ -164,10 +164,8 @@ def test_a_worker_whose_object_cannot_travel_tells_the_others():
     workers = two_workers(lambda own: sent.append(own) or packed(GATHER, None))
     with pytest.raises(ExchangeError, match=r"a builtins.function \(on rank 0\)") as raised_there:
         workers.allgather_object([world])
-    other = HorovodWorkers(
-        Horovod(2, rank=1),
-        SimpleNamespace(join=lambda data: np.frombuffer(sent[0] + data.tobytes(), np.uint8)),
-    )
+    joined = SimpleNamespace(join=lambda data: np.frombuffer(sent[0] + data.tobytes(), np.uint8))
+    other = HorovodWorkers(Horovod(2, rank=1), joined)
     with pytest.raises(ExchangeError) as raised_here:
         other.allgather_object("fine")
     assert vars(raised_here.value) == vars(raised_there.value)
