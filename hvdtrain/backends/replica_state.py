@@ -51,6 +51,9 @@ class StateTensor:
         return None
 
 
+_Tensors = Callable[[], Sequence[StateTensor]]
+
+
 @dataclass
 class Changes:
     """What a dry run changed other than the trained parameters, before it was put back."""
@@ -79,12 +82,7 @@ class ReplicaState:
     """
 
     def __init__(
-        self,
-        task: Any,
-        workers: Any,
-        collectives: Any,
-        tensors: Callable[[], Sequence[StateTensor]],
-        is_whole: bool = True,
+        self, task: Any, workers: Any, collectives: Any, tensors: _Tensors, is_whole: bool = True
     ) -> None:
         self._workers, self._collectives, self._tensors = workers, collectives, tensors
         self._declared = _declared(task, tensors(), is_whole)

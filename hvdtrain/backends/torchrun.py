@@ -28,11 +28,8 @@ def join_torchrun(environ: MutableMapping[str, str] = os.environ) -> None:
     """Collective. Let Horovod see the workers of torchrun: set its variables, and start the rendezvous."""
     end_with_parent(None)
     rank, (interface, address) = int(environ["RANK"]), _own_interface(environ)
-    own: dict[str, Any] = {
-        "group": int(environ["GROUP_RANK"]),
-        "local_size": int(environ["LOCAL_WORLD_SIZE"]),
-        "host": socket.gethostname(),
-    }
+    group, local_size = int(environ["GROUP_RANK"]), int(environ["LOCAL_WORLD_SIZE"])
+    own: dict[str, Any] = {"group": group, "local_size": local_size, "host": socket.gethostname()}
     server = None
     with ExitStack() as stack:
         if rank == 0:

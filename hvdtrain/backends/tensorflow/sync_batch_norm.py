@@ -65,17 +65,12 @@ class BatchNormSync:
         """Return the weights of a tensor's rows, (rows,), fp64: those of their samples, or all alike."""
         assert self.weights is not None  # set before the model is called
         weights = tf.cast(self.weights, tf.float64)
-        rows, samples = x.shape[0], weights.shape[0]
+        rows, samples, alike = x.shape[0], weights.shape[0], tf.ones(tf.shape(x)[:1], tf.float64)
         if samples is None:  # not known when the step is traced
             rows, samples = tf.shape(x)[0], tf.shape(weights)[0]
-            return tf.cond(
-                tf.equal(rows % samples, 0),
-                lambda: tf.repeat(weights, rows // samples),
-                lambda: tf.ones(tf.shape(x)[:1], tf.float64),
-            )
-        if rows is None or rows % samples:
-            return tf.ones(tf.shape(x)[:1], tf.float64)
-        return tf.repeat(weights, rows // samples)
+            is_whole = tf.equal(rows % samples, 0)
+            return tf.cond(is_whole, lambda: tf.repeat(weights, rows // samples), lambda: alike)
+        return alike if rows is None or rows % samples else tf.repeat(weights, rows // samples)
 
 
 def _call(  # noqa: PLR0917 - the layer's arguments, as Keras calls it, after those that are bound
@@ -130,9 +125,7 @@ def moments(x: Tensor, weights: Tensor, axis: int, sync: BatchNormSync, name: st
     return mean, tf.maximum(square - tf.square(mean), 0), count
 
 
-def _normaliser(
-    mean: Tensor, variance: Tensor, shares: Tensor, axis: int, summed: Callable[[Tensor], Tensor]
-) -> Any:
+def _normaliser(mean: Tensor, variance: Tensor, shares: Tensor, axis: int, summed: Any) -> Any:
     """Return what normalises, with gradient through mean and variance, too; see ``torch/``."""
 
     def normalise(x: Tensor, gamma: Tensor, beta: Tensor) -> tuple[Tensor, Callable[..., Any]]:

@@ -122,10 +122,8 @@ class StateTensors:
         # a buffer that is not saved, such as a cache, may have got another shape
         places = [place for place in self._untrained_places() if place.replacement() is None]
         there = [place.tensor for place in places if place.is_saved or place.tensor.shape == place.shape]
-        return [
-            _Tensor(self.paths[key], self._defaults.get(key, ""), tensor)
-            for key, tensor in {id(tensor): tensor for tensor in there}.items()
-        ]
+        each = {id(tensor): tensor for tensor in there}
+        return [_Tensor(self.paths[key], self._defaults.get(key, ""), one) for key, one in each.items()]
 
     def changes(self, kept: Sequence[KeptTensor]) -> Changes:
         """Return what calls of the model have changed since its tensors were kept. Local."""

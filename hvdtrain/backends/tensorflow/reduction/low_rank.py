@@ -61,10 +61,8 @@ class LowRank(CommonLowRank, Reducer):
         vectors = () if vector is None else (vector,)
         variables = list(self._parameters.values())
         # of an unknown shape, it is that of the parameter
-        gradients = [
-            g if g.shape.is_fully_defined() else tf.ensure_shape(g, v.shape)
-            for v, g in zip(variables, gradients, strict=True)
-        ]
+        pairs = zip(variables, gradients, strict=True)
+        gradients = [g if g.shape.is_fully_defined() else tf.ensure_shape(g, v.shape) for v, g in pairs]
         places = [self._matrices.get(id(variable)) for variable in variables]
         found = zip(places, gradients, strict=True)
         by_matrix = {id(matrix): gradient for matrix, gradient in found if matrix is not None}

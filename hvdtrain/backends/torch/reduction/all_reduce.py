@@ -162,11 +162,8 @@ class AllReduce(Reducer):
             sums: dict[str, Tensor] = {}
             for bucket in self._buckets:
                 sums |= dict(zip(bucket.parameters, bucket.parts, strict=True))
-            alone = {
-                name: sum_sparse(gradient, f"hvdtrain.gradient.{name}", self._group)
-                for name, gradient in given.items()
-                if name not in sums
-            }
+            rest = [(name, gradient) for name, gradient in given.items() if name not in sums]
+            alone = {name: sum_sparse(g, f"hvdtrain.gradient.{name}", self._group) for name, g in rest}
             waits = [*self._begun.values(), *alone.values()]
             if vector is not None and self._carrier is None:
                 handle = hvd.allreduce_async_(vector, op=hvd.Sum, name="hvdtrain.metrics")

@@ -15,6 +15,8 @@ from hvdtrain.backends.torch.reduction.broadcast import broadcast_tensors, wait_
 from hvdtrain.backends.torch.reduction.flat import laid_out_as
 from hvdtrain.backends.torch.state.model_state import Field
 
+Tensors = Sequence[Tensor]
+
 
 class LowRank(CommonLowRank, Reducer):
     """Sums gradients over workers as matrices of low rank, as ``reduction/low_rank.py`` says."""
@@ -55,7 +57,7 @@ class LowRank(CommonLowRank, Reducer):
         self._all = [matrix for matrices in self._matrices.values() for matrix in matrices]
 
     @torch.no_grad()
-    def finish(self, gradients: Sequence[Tensor], vector: Tensor | None = None) -> tuple[list[Tensor], Any]:
+    def finish(self, gradients: Tensors, vector: Tensor | None = None) -> tuple[list[Tensor], Any]:
         """Collective. Return the sums of low rank; sum a vector in place, which is in the last message."""
         # the vector is in the last message: errors and Q change when all sums of a step have succeeded
         vectors = () if vector is None else (vector,)
@@ -79,9 +81,7 @@ class LowRank(CommonLowRank, Reducer):
             self._keep(factors, factor)
         return found, vector
 
-    def _reduce_compressed(
-        self, others: Sequence[Tensor], vectors: Sequence[Tensor]
-    ) -> tuple[list[Tensor], list[Tensor]]:
+    def _reduce_compressed(self, others: Tensors, vectors: Tensors) -> tuple[list[Tensor], list[Tensor]]:
         """Collective. Leave the sums in ``total``; return what was reduced, and the sums of the Q_i."""
         left = [matrix.moment @ matrix.q for matrix in self._all]
         sent = self._sum_all("p", [*left, *others])
@@ -96,7 +96,7 @@ class LowRank(CommonLowRank, Reducer):
             matrix.total = p, q
         return sent, right
 
-    def _sum_all(self, what: str, tensors: Sequence[Tensor], vectors: Sequence[Tensor] = ()) -> list[Tensor]:
+    def _sum_all(self, what: str, tensors: Tensors, vectors: Tensors = ()) -> list[Tensor]:
         """Collective. Sum tensors and vectors over workers in place by one message for each type."""
         by_type: dict[torch.dtype, list[Tensor]] = {}
         for tensor in (*tensors, *vectors):
@@ -118,7 +118,7 @@ class LowRank(CommonLowRank, Reducer):
                 tensor.view(-1).copy_(values)
         return of_gradients
 
-    def _keep(self, factors: Sequence[Tensor], factor: float) -> None:
+    def _keep(self, factors: Tensors, factor: float) -> None:
         """Take the errors and Q of a step of which all has been reduced, and the gradients are finite."""
         if not factors:
             for matrix in self._all:
@@ -182,6 +182,6 @@ def _dense(matrix: Tensor) -> Tensor:
     return matrix if matrix.is_contiguous() else matrix.T
 
 
-def _orthonormal(matrices: Sequence[Tensor], refill: Sequence[Any] | None = None) -> list[Tensor]:
+def _orthonormal(matrices: Tensors, refill: Sequence[Any] | None = None) -> list[Tensor]:
     found = orthonormal([matrix.cpu().numpy() for matrix in matrices], refill)
     return [torch.from_numpy(array).to(m.device) for array, m in zip(found, matrices, strict=True)]

@@ -11,10 +11,8 @@ from torch import nn
 Array = NDArray[Any]
 
 _CONVOLUTIONS = nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d
-_STATISTIC_NORMS = (
-    *(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm),
-    *(nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d),
-)
+_BATCH_NORMS = nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm
+_STATISTIC_NORMS = *_BATCH_NORMS, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d
 _NORMS = (*_STATISTIC_NORMS, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 _NORM_ROLES = {"weight": "gamma", "bias": "beta"}
 _NORM_ROLES |= {"running_mean": "moving_mean", "running_var": "moving_variance"}

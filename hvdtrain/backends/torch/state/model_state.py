@@ -144,10 +144,8 @@ class ModelState:
             try:
                 found[name] = np.frombuffer(wire.encode(_sent(module.get_extra_state())), np.uint8)
             except ExchangeError as error:
-                raise TaskError(
-                    f"get_extra_state() of {type(module).__name__} cannot be saved: {error.problem}",
-                    error.remedy,
-                ) from None
+                problem = f"get_extra_state() of {type(module).__name__} cannot be saved: {error.problem}"
+                raise TaskError(problem, error.remedy) from None
         return found
 
     def load_extra_states(self, state: StateArrays) -> None:
@@ -221,10 +219,8 @@ def _fields(model: nn.Module) -> Iterator[Field]:
 def _field(path: tuple[str, ...], rule: Rule, tensors: list[Any]) -> Field:
     for name, tensor in zip(rule.tensors, tensors, strict=True):
         if is_lazy(tensor):
-            raise TaskError(
-                f"the model's {'.'.join((*path, name))} has no shape yet",
-                "Call a model with lazy modules once in torch_model().",
-            )
+            problem = f"the model's {'.'.join((*path, name))} has no shape yet"
+            raise TaskError(problem, "Call a model with lazy modules once in torch_model().")
     name = _join(path, rule.role)
     whole = len(tensors) == 1 and rule.rows is None
     paths = (name,) if whole else tuple(_join(path, tensor_name) for tensor_name in rule.tensors)
