@@ -3,14 +3,13 @@
 import atexit
 import gc
 import sys
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import LazyLoader
 from pathlib import Path
-from types import ModuleType
-from typing import cast
+from typing import Any, cast
 
 from hvdtrain.backends.base import Backend
 from hvdtrain.config import Config
@@ -30,7 +29,7 @@ def load_backend(config: Config, membership: Membership | None = None) -> Backen
     if framework.flag == "torch":
         require_triton_before_tensorflow()
     try:
-        with ACTIVITY.during(f"importing {framework.title}"), quick_imports(_POSTPONED):
+        with ACTIVITY.during(f"importing {framework.title}"), quick_imports():
             module = import_module(framework.module)
     except ImportError as error:
         raise HorovodBuildError(
@@ -42,22 +41,21 @@ def load_backend(config: Config, membership: Membership | None = None) -> Backen
 
 
 @contextmanager
-def quick_imports(postponed: Collection[str]) -> Iterator[None]:
-    """Return a context in which the imports of a framework take less time.
+def quick_imports() -> Iterator[None]:
+    """Return a context in which imports take less time: without collections, which find hardly any garbage.
 
-    Garbage is not collected meanwhile: thousands of modules make many objects and hardly any garbage, and
-    each collection would look through all of them again. In a process of the command line, later
-    collections leave out what is there at the end of the imports. A script or a notebook has objects of
-    its own, which may become garbage, and keeps Python's usual collections.
+    In a process of the command line, later collections leave out what is there at the end of the imports.
     """
-    collects, finder, modules = gc.isenabled(), _Postponing(postponed), len(sys.modules)
+    collects, modules = gc.isenabled(), len(sys.modules)
     gc.disable()
-    sys.meta_path.insert(0, finder)
+    sys.meta_path.insert(0, _Postponing)
     try:
         yield
     finally:
-        sys.meta_path.remove(finder)
-        if len(sys.modules) > modules and _is_command(sys.argv[0]):
+        sys.meta_path.remove(_Postponing)
+        program = Path(sys.argv[0])
+        is_command = program.name == "hvdtrain" or program.parts[-2:] == ("hvdtrain", "__main__.py")
+        if len(sys.modules) > modules and is_command:
             gc.freeze()
             atexit.register(_free_triton)
         if collects:
@@ -71,23 +69,13 @@ def _free_triton() -> None:
         gc.unfreeze()  # not without need: looking through all objects takes a second
 
 
-def _is_command(program: str) -> bool:
-    """Return whether a process whose ``sys.argv`` starts with this program runs a command of hvdtrain."""
-    path = Path(program)
-    return path.name == "hvdtrain" or path.parts[-2:] == ("hvdtrain", "__main__.py")
-
-
 class _Postponing:
     """Finds the modules that are postponed, as Python does; nothing else."""
 
-    def __init__(self, names: Collection[str]) -> None:
-        self._names = frozenset(names)
-
-    def find_spec(
-        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
+    @staticmethod
+    def find_spec(name: str, path: Sequence[str] | None, target: Any = None) -> ModuleSpec | None:
         """Return the spec of a module that is postponed, with a loader that waits for its first use."""
-        if name not in self._names:
+        if name not in _POSTPONED:
             return None
         spec = PathFinder.find_spec(name, path, target)
         if spec is not None and spec.loader is not None:

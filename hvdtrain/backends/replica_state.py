@@ -24,17 +24,16 @@ _New = tuple[Callable[[NDArray[Any]], None], NDArray[Any]]  # what sets a tensor
 
 REDUCTIONS = ("rank0", "mean", "max")
 _EXAMPLE = 'Write it as state_reductions = {"*.queue": "rank0"}; the others are "mean" and "max".'
-_KINDS = {"i": "integers", "b": "booleans", "c": "complex numbers"}
-_UNFIT = {"mean": "ibc", "max": "c"}  # kinds that a reduction cannot have
+_KINDS = {"int": "integers", "bool": "booleans", "complex": "complex numbers"}
+_UNFIT = {"mean": ("int", "bool", "complex"), "max": ("complex",)}  # kinds that a reduction cannot have
 _SHOWN = 6  # names in a message
 
 
 class StateTensor:
     """A tensor that no optimizer updates.
 
-    ``kind`` is "f" for floating-point numbers, "i" for integers, "b" for booleans, "c" for complex numbers;
-    ``default`` how it is combined if the task does not say it: "mean" for a moving statistic of a norm, "max"
-    for the count of its batches; empty for all others.
+    ``default`` is how it is combined if the task does not say it: "mean" for a moving statistic of a norm,
+    "max" for the count of its batches; empty for all others.
     """
 
     read: Callable[[], Bytes]  # copies its bytes to the host
@@ -42,12 +41,17 @@ class StateTensor:
     numbers: Callable[[], Numbers]  # returns its values
     assign: Callable[[Numbers], None]  # sets them
 
-    def __init__(self, name: str, kind: str, default: str, held: Any) -> None:
-        self.name, self.kind, self.default, self.held = name, kind, default, held
+    def __init__(self, name: str, default: str, held: Any) -> None:
+        self.name, self.default, self.held = f"model/{name}", default, held
+        dtype = str(held.dtype)
+        self.kind = next((kind for kind in ("bool", "complex", "float") if kind in dtype), "int")
 
     def stamp(self) -> object:
         """Return another value once something has written to it; None where nothing shows that."""
         return None
+
+
+_Tensors = Callable[[], Sequence[StateTensor]]
 
 
 @dataclass
@@ -78,23 +82,18 @@ class ReplicaState:
     """
 
     def __init__(
-        self,
-        task: Any,
-        workers: Any,
-        collectives: Any,
-        tensors: Callable[[], Sequence[StateTensor]],
-        is_whole: bool = True,
+        self, task: Any, workers: Any, collectives: Any, tensors: _Tensors, is_whole: bool = True
     ) -> None:
         self._workers, self._collectives, self._tensors = workers, collectives, tensors
         self._declared = _declared(task, tensors(), is_whole)
         self.changing: dict[str, bool] = {}  # the names of what training changes: whether workers then differ
-        self._begun: dict[str, int] | None = None  # checksums before the first step
+        self._begun: dict[str, int] = {}  # checksums before the first step
         self._stamps: dict[str, object] = {}  # at that time
         self._late: list[str] = []  # found to change after the dry run
 
     def restart(self) -> None:
         """Take the values as those that all workers begin with. Local: no collective."""
-        self._begun = None
+        self._begun, self._stamps = {}, {}
 
     def follow(self, workers: Workers, root: int) -> None:
         """Collective. Take what the root knows to change; a worker that joins does not know it."""
@@ -116,7 +115,7 @@ class ReplicaState:
 
     def explain(self, differing: Mapping[str, Collection[int]]) -> set[str]:
         """Return which tensors differ because training changes them though the dry run did not. Local."""
-        begun = self._begun or {}
+        begun = self._begun
         found = {name for name, crcs in differing.items() if name in begun and begun[name] not in crcs}
         self._learn(sorted(found))
         return found
@@ -131,9 +130,16 @@ class ReplicaState:
             if error is not None:
                 raise error
             return []
-        tensors = [tensor for tensor in self._tensors() if self._may_differ(tensor)]
+        tensors = [
+            tensor
+            for tensor in self._tensors()
+            if self._reduction(tensor)
+            or tensor.name in self.changing
+            or (stamp := tensor.stamp()) is None
+            or stamp != self._stamps.get(tensor.name)  # else it is as it was before the first step
+        ]
         found = self._checksums(tensors)
-        own = {name: (crc, crc != (self._begun or {})[name], size) for name, (crc, size) in found.items()}
+        own = {name: (crc, crc != self._begun[name], size) for name, (crc, size) in found.items()}
         errors, gathered = zip(*self._workers.allgather_object((error, own)), strict=True)
         if error := next(filter(None, errors), None):
             raise _wrong(error.problem, error.remedy)
@@ -180,21 +186,12 @@ class ReplicaState:
     def _reduction(self, tensor: StateTensor) -> str:
         return self._declared.get(tensor.name, tensor.default)
 
-    def _may_differ(self, tensor: StateTensor) -> bool:
-        """Return whether a tensor is not certainly as it was before the first step."""
-        is_expected = self._reduction(tensor) or tensor.name in self.changing
-        stamp = None if is_expected else tensor.stamp()
-        return stamp is None or stamp != self._stamps.get(tensor.name)
-
     def _checksums(self, tensors: Sequence[StateTensor]) -> dict[str, tuple[int, int]]:
         """Return checksum and bytes of each tensor by name."""
         found = {}
         for tensor in tensors:
             data = tensor.read()
             found[tensor.name] = zlib.crc32(data.data), data.nbytes
-        if self._begun is None:
-            self._begun, self._stamps = {}, {}
-        for tensor in tensors:
             if tensor.name not in self._begun:  # also a parameter that was frozen meanwhile
                 self._begun[tensor.name], self._stamps[tensor.name] = found[tensor.name][0], tensor.stamp()
         return found
@@ -215,8 +212,7 @@ class ReplicaState:
         else:
             found = self._collectives.join(joined.view(np.uint8), "hvdtrain.state")
             new = found.view(np.float64).reshape(self._workers.size, -1).max(0)
-        ends = np.cumsum([len(part) for part in own])[:-1]
-        return zip(setters, np.split(new, ends), strict=True)
+        return zip(setters, np.split(new, np.cumsum([len(part) for part in own])[:-1]), strict=True)
 
 
 def _declared(task: Any, tensors: Sequence[StateTensor], is_whole: bool) -> dict[str, str]:
@@ -240,7 +236,7 @@ def _declared(task: Any, tensors: Sequence[StateTensor], is_whole: bool) -> dict
         for tensor in matched:
             if declared.setdefault(tensor.name, reduction) != reduction:
                 continue  # the first pattern that matches counts
-            if tensor.kind in _UNFIT.get(reduction, ""):
+            if tensor.kind in _UNFIT.get(reduction, ()):
                 raise _wrong(
                     f"state_reductions: {tensor.name} has {_KINDS[tensor.kind]}, of which there is no "
                     f"{reduction!r}",

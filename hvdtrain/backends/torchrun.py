@@ -28,11 +28,8 @@ def join_torchrun(environ: MutableMapping[str, str] = os.environ) -> None:
     """Collective. Let Horovod see the workers of torchrun: set its variables, and start the rendezvous."""
     end_with_parent(None)
     rank, (interface, address) = int(environ["RANK"]), _own_interface(environ)
-    own: dict[str, Any] = {
-        "group": int(environ["GROUP_RANK"]),
-        "local_size": int(environ["LOCAL_WORLD_SIZE"]),
-        "host": socket.gethostname(),
-    }
+    group, local_size = int(environ["GROUP_RANK"]), int(environ["LOCAL_WORLD_SIZE"])
+    own: dict[str, Any] = {"group": group, "local_size": local_size, "host": socket.gethostname()}
     server = None
     with ExitStack() as stack:
         if rank == 0:
@@ -75,9 +72,8 @@ def take_key(rank_0: Mapping[str, Any], environ: Mapping[str, str]) -> str:
     if own or environ["GROUP_WORLD_SIZE"] != "1":
         return own or str(key)
     try:
-        with open(
-            os.open(str(file), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), encoding="ascii"
-        ) as opened:
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
+        with open(os.open(str(file), flags), encoding="ascii") as opened:
             found = os.fstat(opened.fileno())
             if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
                 raise PermissionError("it is not a file of this user alone")
@@ -118,10 +114,8 @@ def _exchange(name: str, own: Mapping[str, Any], environ: Mapping[str, str]) -> 
     """Collective. Return what each rank sends under a name, in the order of ranks."""
     prefix = f"hvdtrain/{environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{name}"
     try:
-        found = import_module("torch.distributed").rendezvous(
-            "env://", timeout=timedelta(seconds=_STORE_SECONDS)
-        )
-        store, rank, size = next(found)
+        distributed, timeout = import_module("torch.distributed"), timedelta(seconds=_STORE_SECONDS)
+        store, rank, size = next(distributed.rendezvous("env://", timeout=timeout))
         store.set(f"{prefix}/{rank}", json.dumps(own))
         return [json.loads(store.get(f"{prefix}/{other}")) for other in range(size)]
     except (RuntimeError, OSError, ValueError) as error:

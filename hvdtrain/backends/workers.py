@@ -22,15 +22,9 @@ from hvdtrain.errors import (
     TrainingError,
 )
 from hvdtrain.horovod_build.installed import BUILD_COMMAND, installed_build
+from hvdtrain.host import start_reports
 from hvdtrain.host.launcher import check_launch_is_seen, host_name, launched_rank, stated_launch
 from hvdtrain.host.processes import deadline
-from hvdtrain.host.start_reports import (
-    exit_at_once,
-    report_begin,
-    reported_start,
-    start_limit,
-    stopped_workers,
-)
 from hvdtrain.workers import wire
 from hvdtrain.workers.agreement import Workers
 from hvdtrain.workers.world import World
@@ -43,11 +37,6 @@ def abort_collectives(reason: str) -> None:
     """Let collectives, and ``hvd.init()``, fail within 50 ms until the next one; not over MPI. Local."""
     for abort in _abort_functions():
         abort(reason[:_MOST_CHARACTERS].encode(errors="replace"))
-
-
-def check_abort() -> None:
-    """Check that collectives can be given up."""
-    list(_abort_functions())
 
 
 def _abort_functions() -> Iterator[Any]:
@@ -72,10 +61,7 @@ _LENGTH = struct.Struct("<Q")  # of a message, before it
 class Sized(Protocol):
     """What a sum over workers depends on: all workers of a job, or some of them, have it."""
 
-    @property
-    def size(self) -> int:
-        """Number of workers."""
-        ...
+    size: int
 
 
 def group_of(workers: object) -> dict[str, Any]:
@@ -92,7 +78,8 @@ class HorovodWorkers(Workers):
     """
 
     def __init__(self, hvd: Any, collectives: Any, membership: Membership | None = None) -> None:
-        self._hvd, self._collectives, self._membership = hvd, collectives, membership
+        self._hvd, self._collectives = hvd, collectives
+        self._membership: Any = membership  # of the workers of an elastic job alone
         self.is_elastic = membership is not None
         self.rank: int = hvd.rank()
         self.size: int = hvd.size()
@@ -111,16 +98,13 @@ class HorovodWorkers(Workers):
 
     def restart(self, world: World) -> None:
         """Collective. Enter a world of an elastic job: take rank and size anew."""
-        if self._membership is None:
-            raise RuntimeError("only the workers of an elastic job enter a world")
         self._hvd.shutdown()  # of the time alone before the first world
         self._membership.enter(world)
         try:
             self._hvd.init()
         except ValueError as error:
-            raise PeerLostError(
-                f"Horovod could not connect the {world.size} workers of this job", without_sources(error)
-            ) from error
+            problem = f"Horovod could not connect the {world.size} workers of this job"
+            raise PeerLostError(problem, without_sources(error)) from error
         self.rank, self.size = self._hvd.rank(), self._hvd.size()
         self.local_rank, self.local_size = self._hvd.local_rank(), self._hvd.local_size()
         if (self.rank, self.size) != (world.rank, world.size):
@@ -146,9 +130,7 @@ class HorovodWorkers(Workers):
 
     def allgather_object(self, value: Any) -> list[Any]:
         """Collective. Return the values of all workers, in the order of ranks, on every worker."""
-        if self.size == 1:
-            return [value]
-        return self._exchange(GATHER, value)
+        return [value] if self.size == 1 else self._exchange(GATHER, value)
 
     def have_failed(self) -> bool:
         """Collective among workers that fail, under its own name. Return whether no operation is left."""
@@ -175,13 +157,12 @@ class peer_errors:  # noqa: N801 - used as a statement
         if not isinstance(error, Exception):
             return
         if _MISMATCH.search(str(error)):
-            raise TrainingError(
-                f"the workers' collective operations do not match: {first_line(error)}", _MATCH
-            ) from error
-        if is_peer_error(error):
-            raise PeerLostError(
-                "a collective operation failed because another worker ended", first_line(error)
-            ) from error
+            problem = f"the workers' collective operations do not match: {first_line(error)}"
+            raise TrainingError(problem, _MATCH) from error
+        kinds = {cls.__name__ for cls in type(error).__mro__}
+        if "HorovodInternalError" in kinds or any(text in str(error) for text in _TEXTS):
+            problem = "a collective operation failed because another worker ended"
+            raise PeerLostError(problem, first_line(error)) from error
 
 
 # texts of Horovod's native errors and of its transports, as they arrive through TensorFlow
@@ -207,13 +188,6 @@ _MATCH = (
 _SOURCE = re.compile(r"\[[^\[\]]*\.(?:cc|h):\d+\] ")
 
 
-def is_peer_error(error: Exception) -> bool:
-    """Return whether an exception says that a collective failed because a worker is lost."""
-    names = {cls.__name__ for cls in type(error).__mro__}
-    is_failure = "HorovodInternalError" in names or any(text in str(error) for text in _TEXTS)
-    return is_failure and _MISMATCH.search(str(error)) is None
-
-
 def without_sources(error: Exception) -> str:
     """Return the first line of an exception's text without the places in Gloo's source."""
     return _SOURCE.sub("", first_line(error))
@@ -229,9 +203,9 @@ def packed(purpose: int, value: Any) -> bytes:
     try:
         message = wire.encode((purpose, value, None))
     except Exception as error:
-        failure = error if isinstance(error, ExchangeError) else None
-        failure = failure or ExchangeError(f"an object for the other workers cannot be encoded: {error!r}")
-        message = wire.encode((purpose, None, failure))
+        if not isinstance(error, ExchangeError):
+            error = ExchangeError(f"an object for the other workers cannot be encoded: {error!r}")
+        message = wire.encode((purpose, None, error))
     return _LENGTH.pack(len(message)) + message
 
 
@@ -271,8 +245,7 @@ def _unexpected(rank: int, found: str) -> ExchangeError:
 
 
 # So long a rank other than 0 waits before it speaks, per rank: the launcher ends it when another one has.
-_SPEAK_AFTER_SECONDS = 0.5
-_MOST_SECONDS = 4.0
+_SPEAK_AFTER_SECONDS, _MOST_SECONDS = 0.5, 4.0
 _REMEDY = (
     "A worker is stopped or starved, still imports, or its host has no connection to the others; horovodrun "
     "names it.\n  Or the hosts have different builds of Horovod: `python -m hvdtrain doctor` compares them.\n"
@@ -285,21 +258,17 @@ _ALONE = (
 )
 
 
-_ended: list[str] = []  # "MPI" if Horovod has ended over it: MPI starts once in a process
+_ended: list[str] = []  # "MPI" if Horovod has ended over it, which starts once in a process
 
 
 def forbid_restart(workers: object) -> None:
-    """Note that Horovod has ended, if that was over MPI: it cannot start again in this process."""
+    """Note that Horovod has ended, if that was over MPI."""
     if isinstance(workers, HorovodWorkers) and workers.uses_mpi:
         _ended.append("MPI")
 
 
 def start_horovod(
-    hvd: Any,
-    collectives: Any,
-    membership: Membership | None = None,
-    *,
-    has_groups: bool = False,
+    hvd: Any, collectives: Any, membership: Membership | None = None, *, has_groups: bool = False
 ) -> HorovodWorkers:
     """Collective. Start Horovod. MPI would wait for ever, so the process ends when time is over."""
     if _ended:
@@ -309,14 +278,14 @@ def start_horovod(
             "Start the job again.",
         )
     if membership is not None:
-        check_abort()
-    rank, seconds = launched_rank(), start_limit()
+        list(_abort_functions())  # checks that collectives can be given up
+    rank, seconds = launched_rank(), start_reports.start_limit()
     try:
         with contextlib.ExitStack() as stack:
             if rank is not None:
                 stack.enter_context(deadline(seconds, lambda: _give_up(rank, seconds)))
-                report_begin(rank)
-                stack.enter_context(reported_start(rank))
+                start_reports.report_begin(rank)
+                stack.enter_context(start_reports.reported_start(rank))
             options = {"process_sets": "dynamic"} if has_groups else {}
             hvd.init(**options)
     except ValueError as error:
@@ -328,7 +297,7 @@ def start_horovod(
 def _give_up(rank: int, seconds: float) -> None:
     launch = stated_launch()
     count = f"the {launch.size} workers" if launch is not None and launch.size > 1 else "the workers"
-    stopped = stopped_workers()
+    stopped = start_reports.stopped_workers()
     if rank:
         time.sleep(min(_SPEAK_AFTER_SECONDS * (rank + 1), _MOST_SECONDS))
     here = f"; stopped on this host: {', '.join(stopped)}" if stopped else ""
@@ -339,4 +308,4 @@ def _give_up(rank: int, seconds: float) -> None:
             file=sys.stderr,
             flush=True,
         )
-    exit_at_once(EXIT_ENVIRONMENT)
+    start_reports.exit_at_once(EXIT_ENVIRONMENT)

@@ -3,7 +3,7 @@
 import horovod.tensorflow as hvd
 import tensorflow as tf
 
-from hvdtrain.backends.tensorflow.reduction.reducer import Reducer
+from hvdtrain.backends.tensorflow.reduction.all_reduce import Reducer
 
 
 class Fp64(Reducer):

@@ -2,7 +2,7 @@
 
 import horovod.torch as hvd
 
-from hvdtrain.backends.torch.reduction.reducer import Reducer
+from hvdtrain.backends.torch.reduction.all_reduce import Reducer
 
 
 class Fp64(Reducer):

@@ -11,7 +11,6 @@ import pytest
 from support import suite
 from support.suite import FOLDER, FRAMEWORK, assert_equal, config, only_torch, started_backend, state_of  # noqa: F401
 
-from hvdtrain.backends.portable.initial_values import with_initial_values
 from hvdtrain.backends.reduction import choose_reducer, reducer_class
 from hvdtrain.config.values import COMPRESSIONS, Compression
 from hvdtrain.errors import TaskError
@@ -51,7 +50,7 @@ def build(backend, **fields):
     compression = fields.pop("compression", "none")
     settings = config(**fields).model_copy(update={"compression": compression})
     info = backend.build(Deep(), settings)
-    suite.load(backend, with_initial_values(state_of(backend), 0))
+    backend._state.load_initial(0)
     return info
 
 
@@ -213,7 +212,8 @@ def test_a_backward_pass_too_many_is_refused_once_its_sum_has_begun(started, red
 
     if started.workers.size == 1:
         return
-    reducer = reduction.AllReduce(started.workers, overlaps=True)
+    reducer = reduction.AllReduce(started.workers)
+    reducer.overlaps = True
     weight = torch.nn.Parameter(torch.ones(2))
     reducer.attach({"weight": weight})
     reducer.finish([torch.zeros(2)])

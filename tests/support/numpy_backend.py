@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from hvdtrain.backends.base import PendingState
-from hvdtrain.backends.portable.initial_values import with_initial_values
+from hvdtrain.backends.portable.initial_values import initial_value
 from hvdtrain.backends.records import BackendInfo, DryRun, ModelInfo, PortableState, StatePart
 from hvdtrain.backends.step_metrics import NO_SIGNALS, PendingVector, StepMetrics, findings
 from hvdtrain.config import Config
@@ -66,7 +66,8 @@ class NumpyBackend(StubBackend):
         self._weights = self.model.weights
         self._momentum = config.momentum
         self._velocity = {name: np.zeros_like(weight) for name, weight in self._weights.items()}
-        self._load(with_initial_values(self._state(), config.seed))
+        for name, weight in self._weights.items():
+            weight[...] = initial_value(name, weight.shape, config.seed)
         shapes = {name: weight.shape for name, weight in self._weights.items()}
         self.weight_shapes = shapes
         return ModelInfo(shapes, batch_norm_layers=0, reduction="fp32, one worker")

@@ -47,12 +47,12 @@ def main() -> None:
 
 def _import_framework(flag: str) -> None:
     """Import a framework, if it is one, as hvdtrain does; later collections leave out what is there then."""
-    from hvdtrain.backends import _POSTPONED, quick_imports
+    from hvdtrain.backends import quick_imports
     from hvdtrain.host.frameworks import FRAMEWORKS
 
     if flag not in FRAMEWORKS:
         return
-    with quick_imports(_POSTPONED):
+    with quick_imports():
         importlib.import_module(FRAMEWORKS[flag].module)
     gc.freeze()
 

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from hvdtrain.backends import load_backend
-from hvdtrain.backends.portable.initial_values import with_initial_values
 from hvdtrain.config import Config
 from hvdtrain.data.feed import HostBatch
 from hvdtrain.data.order import BatchPlan
@@ -46,7 +45,7 @@ def load(backend, state):
 def build(backend, task, **fields):
     """Build a task's model with initial values that are equal on all workers; return what is known of it."""
     info = backend.build(task, config(**fields))
-    load(backend, with_initial_values(state_of(backend), 0))
+    backend._state.load_initial(0)
     return info
 
 

@@ -19,16 +19,17 @@ from hvdtrain.backends.tensorflow.step_clock import StepClock
 from hvdtrain.backends.torch.reduction import low_rank as torch_low_rank
 from hvdtrain.backends.torch.state.layouts import Layout
 from hvdtrain.backends.torch.state.model_state import Field as TorchField
+from hvdtrain.config import Config
 from hvdtrain.errors import ConfigError
 
 ALONE = SimpleNamespace(size=1, may_reduce=False)
 TWO = SimpleNamespace(size=2, may_reduce=True)
-RANK = 2
+CONFIG = Config(framework="torch", compression="powersgd:2")
 
 
 def torch_low_rank_of(parameter, path="conv/kernel", workers=ALONE):
     field = TorchField(path, path, (parameter,), (path,), Layout(lambda a: a[0], lambda a: [a]))
-    reducer = torch_low_rank.LowRank(workers, [field], RANK, 0)
+    reducer = torch_low_rank.LowRank(CONFIG, workers, [field])
     reducer.attach({path: parameter})
     return reducer
 
@@ -36,7 +37,7 @@ def torch_low_rank_of(parameter, path="conv/kernel", workers=ALONE):
 def tensorflow_low_rank_of(workers, shape):
     variable = tf.Variable(tf.zeros(shape))
     variable = SimpleNamespace(dtype="float32", shape=variable.shape)
-    reducer = tensorflow_low_rank.LowRank(workers, [TensorFlowField("a", "a", variable, shape)], RANK, 0)
+    reducer = tensorflow_low_rank.LowRank(CONFIG, workers, [TensorFlowField("a", "a", variable, shape)])
     reducer.attach({"a": variable})
     return reducer
 
@@ -118,16 +119,14 @@ def test_bf16_is_refused_with_a_horovod_that_sums_none(framework, monkeypatch):
     if framework == "torch":
         parameter = torch.nn.Parameter(torch.zeros(2))
         reducer.attach({"weight": parameter})
-        monkeypatch.delattr(
-            horovod.torch.mpi_ops.mpi_lib, "horovod_torch_allreduce_async_torch_BFloat16Tensor"
-        )
+        library = horovod.torch.mpi_ops.mpi_lib
+        monkeypatch.delattr(library, "horovod_torch_allreduce_async_torch_BFloat16Tensor")
     else:
         monkeypatch.setattr(type(tensorflow_low_rank.hvd.global_process_set), "size", lambda _: 2)
         parameter = tf.Variable(tf.zeros(2))
         reducer.attach({"weight": parameter})
-        allreduce = tensorflow_all_reduce.hvd.allreduce  # of bool, as an older one is of bf16
-        monkeypatch.setattr(
-            tensorflow_all_reduce.hvd, "allreduce", lambda _, **given: allreduce(tf.zeros(1, bool), **given)
-        )
+        hvd = tensorflow_all_reduce.hvd
+        allreduce = hvd.allreduce  # of bool, as an older one is of bf16
+        monkeypatch.setattr(hvd, "allreduce", lambda _, **given: allreduce(tf.zeros(1, bool), **given))
     with pytest.raises(ConfigError, match="the installed Horovod sums no bf16"):
         reducer.attach({"weight": parameter})

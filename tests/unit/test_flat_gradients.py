@@ -50,14 +50,13 @@ def test_tensorflow_reduces_the_same_whatever_a_worker_reaches(monkeypatch, reac
         slices = tf.IndexedSlices(values, rows, tf.shape(values)[:1] * 0 + [5, 2])
         of_table = {"sparse": slices, "of unknown shape": values, "not reached": None}[reached]
         gradients = functions.dense([of_table, tf.ones((2, 3)), None], [table, kernel, wide], zero)
-        reducer = tensorflow_reduction.AllReduce(FixedSize(2), overlaps=False)
+        reducer = tensorflow_reduction.AllReduce(FixedSize(2))
+        reducer.overlaps = False
         return reducer.finish(gradients, tf.constant([1.0, 2.0, 3.0]))
 
     (of_table, of_kernel, of_wide), vector = summed(tf.ones((5, 2)), tf.range(5))
-    assert begun == [
-        ("hvdtrain.gradients.0", (1, 16), "float64"),
-        ("hvdtrain.gradients.1", (2, 16), "float32"),
-    ]
+    kinds = [((1, 16), "float64"), ((2, 16), "float32")]
+    assert begun == [(f"hvdtrain.gradients.{number}", *kind) for number, kind in enumerate(kinds)]
     assert of_table.numpy().tolist() == 5 * [[0, 0] if reached == "not reached" else [2, 2]]
     assert of_kernel.numpy().tolist() == 2 * [3 * [2]]
     assert of_wide.numpy().tolist() == [0]
@@ -76,9 +75,9 @@ def test_every_number_of_every_parameter_is_owned_exactly_once(lengths, workers)
                 owners[segment.name][segment.begin : segment.end] += 1
                 first = rank * bucket.part + segment.offset
                 assert first == bucket.begins[segment.name] + segment.begin
-                assert segment.offset + segment.length <= bucket.part
+                assert segment.offset + segment.end - segment.begin <= bucket.part
                 assert segment.begin % ALIGNMENT == segment.offset % ALIGNMENT == 0
-                places[first : first + segment.length] += 1
+                places[first : first + segment.end - segment.begin] += 1
         assert places.max(initial=0) <= 1
     assert all((owned == 1).all() for owned in owners.values())
     assert [name for bucket in shard(sizes, workers) for name in bucket.begins] == list(sizes)

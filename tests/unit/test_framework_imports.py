@@ -6,33 +6,7 @@ import sys
 
 import pytest
 
-from hvdtrain import backends
 from hvdtrain.backends import quick_imports
-
-PACKAGE, USER = "package_of_this_test", "package_of_this_test.heavy"
-
-
-@pytest.fixture
-def package(tmp_path, monkeypatch):
-    """A package that imports a module which it does not use, as Keras does."""
-    folder = tmp_path / PACKAGE
-    folder.mkdir()
-    (folder / "__init__.py").write_text("from package_of_this_test import heavy as heavy\n")
-    (folder / "heavy.py").write_text("import package_of_this_test.noticed\nANSWER = 42\n")
-    (folder / "noticed.py").write_text("")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    yield f"{PACKAGE}.noticed"
-    for name in [name for name in sys.modules if name.partition(".")[0] == PACKAGE]:
-        del sys.modules[name]
-
-
-def test_a_postponed_module_is_loaded_at_its_first_use(package):
-    with quick_imports([USER]):
-        module = __import__(PACKAGE)
-    assert package not in sys.modules
-    assert module.heavy.ANSWER == 42
-    assert package in sys.modules
-    assert sys.modules[USER] is module.heavy
 
 
 @pytest.mark.parametrize("collects", [True, False])
@@ -41,7 +15,7 @@ def test_garbage_is_collected_afterwards_as_before(collects):
     try:
         if not collects:
             gc.disable()
-        with quick_imports([]):
+        with quick_imports():
             assert not gc.isenabled()
         assert gc.isenabled() == collects
     finally:
@@ -53,17 +27,16 @@ def test_keras_has_the_wrappers_that_are_postponed():
     script = """
 import sys
 from hvdtrain.backends import quick_imports
-with quick_imports({postponed}):
+with quick_imports():
     import keras
 assert "sklearn" not in sys.modules, "nothing is saved"
 from keras.wrappers import SKLearnClassifier
 assert keras.wrappers.SKLearnClassifier is SKLearnClassifier
 assert "sklearn" in sys.modules
 assert SKLearnClassifier(keras.Sequential([keras.layers.Dense(1)])).get_params()["model"] is not None
-assert {{"SKLearnRegressor", "SKLearnTransformer"}} <= set(dir(keras.wrappers))
+assert {"SKLearnRegressor", "SKLearnTransformer"} <= set(dir(keras.wrappers))
 """
-    code = script.format(postponed=backends._POSTPONED)
-    command = [sys.executable, "-c", code]
+    command = [sys.executable, "-c", script]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
 
@@ -75,7 +48,7 @@ sys.argv = ["hvdtrain"]
 sys.modules["triton"] = types.ModuleType("triton")
 sys.modules["triton"].__version__ = "{version}"
 from hvdtrain.backends import quick_imports
-with quick_imports([]):
+with quick_imports():
     import wave
 """
 

@@ -32,9 +32,8 @@ def python(tmp_path):
 
 def test_triton_comes_before_what_a_tasks_file_imports(python, tmp_path):
     (tmp_path / "task.py").write_text("import tensorflow\nclass Task: pass\n")
-    load = (
-        f"from hvdtrain.task import load_task_class; load_task_class({str(tmp_path / 'task.py')!r} + ':Task')"
-    )
+    task = f"{tmp_path / 'task.py'}:Task"
+    load = f"from hvdtrain.task import load_task_class; load_task_class({task!r})"
     done = python(f"{load}\nimport triton\n{LOAD.format(name='require_triton_before_tensorflow')}")
     assert done.returncode == 0, done.stderr
 

@@ -34,9 +34,8 @@ def test_a_local_step_is_read_when_the_next_is_launched_and_a_synchronisation_at
 @pytest.mark.parametrize(("every", "due"), [(1, [2, 4, 5]), (3, [4, 5]), ("1epoch", [4, 5])])
 def test_what_is_due_comes_at_the_first_synchronisation_at_or_after_its_step(tmp_path, every, due):
     backend = FakeLocalBackend(one_worker())
-    session = make_loop_session(
-        tmp_path, backend, eval_size=4, sync_every=2, log_every=every, eval_every=every, save_every=every
-    )
+    fields = dict.fromkeys(("log_every", "eval_every", "save_every"), every)
+    session = make_loop_session(tmp_path, backend, eval_size=4, sync_every=2, **fields)
     run(session)
     assert [step for step, _ in session.services.report.windows] == due
     assert [step for step, _ in session.services.report.evaluations] == due

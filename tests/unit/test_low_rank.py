@@ -7,6 +7,7 @@ import pytest
 
 from hvdtrain.backends.reduction import fitting_state
 from hvdtrain.backends.reduction.low_rank import CommonLowRank, matrix_shape, orthonormal
+from hvdtrain.config import Config
 from hvdtrain.errors import TaskError
 
 KEPT = {"compression/error/a/kernel": np.ones((3, 4)), "compression/q/a/kernel": np.ones((4, 1))}
@@ -65,4 +66,4 @@ def test_errors_of_another_model_are_refused():
             self._all = [SimpleNamespace(path="a/kernel", portable_shape=fields[0], first=np.zeros((4, 1)))]
 
     with pytest.raises(TaskError, match=r"compression/error/a/kernel must be \(5, 4\), is \(3, 4\)"):
-        Keeping(SimpleNamespace(size=2), [(5, 4)], 1, 0).load({**REST, **KEPT})
+        Keeping(Config(framework="torch"), SimpleNamespace(size=2), [(5, 4)]).load({**REST, **KEPT})

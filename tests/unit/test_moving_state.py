@@ -10,16 +10,21 @@ from hvdtrain.backends.torch.state.moving_state import MovingState  # noqa: E402
 
 
 class Model(torch.nn.Module):
-    """A layer with statistics, a mask, a table that is not saved, and frozen weights."""
+    """A layer with statistics, buffers of all kinds, a table that is not saved, and frozen weights."""
 
     def __init__(self):
         super().__init__()
         self.norm = torch.nn.BatchNorm1d(2)
         self.dense = torch.nn.Linear(2, 1)
         self.target = torch.nn.Linear(2, 1).requires_grad_(False)
-        self.register_buffer("mask", torch.ones(3))
         self.register_buffer("table", torch.zeros(3), persistent=False)
         self.register_buffer("late", None)
+        self.register_buffer("complex", torch.ones(2, dtype=torch.complex64))
+        self.register_buffer("flags", torch.ones(2, dtype=torch.bool))
+        self.register_buffer("none", torch.empty(0))
+        self.register_buffer("sparse", torch.eye(2).to_sparse())
+        with torch.inference_mode():
+            self.register_buffer("inference", torch.ones(2))
 
     def trainable(self):
         return [Entry(n, p, True) for n, p in self.named_parameters() if p.requires_grad]
@@ -27,7 +32,7 @@ class Model(torch.nn.Module):
 
 def values(model):
     tensors = [*model.named_parameters(), *model.named_buffers()]
-    return {name: tensor.detach().clone() for name, tensor in tensors}
+    return {name: tensor.detach().to_dense().clone() for name, tensor in tensors}
 
 
 def assert_same(model, before):
@@ -44,20 +49,25 @@ def longer(model):
     model.table.data = torch.ones(5)
 
 
-def forward(model):
+def in_place(model):
     model.norm(torch.randn(4, 2))
+    model.complex.mul_(2)
+    model.flags.logical_not_()
+    model.sparse.mul_(3)
+    with torch.inference_mode():
+        model.inference.add_(1)
 
 
 def made_late(model):
     model.late = torch.ones(1)
 
 
-@pytest.mark.parametrize("change", [replaced, longer, forward, made_late])
+@pytest.mark.parametrize("change", [replaced, longer, in_place, made_late])
 def test_a_buffer_is_as_before_the_step(change):
     model = Model()
     moving = MovingState(model, model.trainable())
     tensor = model.table
-    for _ in range(2):
+    for _ in range(3):
         moving.keep()
         before = values(model)
         change(model)
@@ -76,10 +86,8 @@ def test_frozen_weights_that_training_changes_are_as_before(move):
             (weight if move == "in place" else weight.data).mul_(0.9)
 
     model = Model()
-    found = (model.target.weight,) if move == "by data" else ()  # by the dry run
-    moving = MovingState(
-        model, model.trainable(), is_changing=lambda one: any(one is tensor for tensor in found)
-    )
+    found = model.target.weight if move == "by data" else None  # by the dry run
+    moving = MovingState(model, model.trainable(), is_changing=lambda one: one is found)
     moving.keep()
     change()
     for _ in range(3):
@@ -114,24 +122,3 @@ def test_updates_of_optimizers_are_undone():
         assert_same(model, before)
         assert repr(optimizer.state_dict()) == state
         moving.keep()
-
-
-def test_buffers_of_any_kind_are_kept():
-    model = Model()
-    model.register_buffer("complex", torch.ones(2, dtype=torch.complex64))
-    model.register_buffer("flags", torch.ones(2, dtype=torch.bool))
-    model.register_buffer("none", torch.empty(0))
-    model.register_buffer("sparse", torch.eye(2).to_sparse())
-    with torch.inference_mode():
-        model.register_buffer("inference", torch.ones(2))
-    moving = MovingState(model, model.trainable())
-    for _ in range(3):
-        moving.keep()
-        before = {name: tensor.to_dense().clone() for name, tensor in model.named_buffers()}
-        model.complex.mul_(2)
-        model.flags.logical_not_()
-        model.sparse.mul_(3)
-        with torch.inference_mode():
-            model.inference.add_(1)
-        moving.restore()
-        assert all(torch.equal(t.to_dense(), before[name]) for name, t in model.named_buffers())

@@ -11,12 +11,8 @@ from hvdtrain.config import Config
 from hvdtrain.errors import CheckpointError
 from hvdtrain.jobs.resume import restore
 
-MODEL = {
-    "model/conv/kernel": (3, 3, 1, 8),
-    "model/conv/bias": (8,),
-    "model/head/kernel": (8, 10),
-    "model/head/bias": (10,),
-}
+MODEL = {"model/conv/kernel": (3, 3, 1, 8), "model/conv/bias": (8,)}
+MODEL |= {"model/head/kernel": (8, 10), "model/head/bias": (10,)}
 WEIGHTS = {**MODEL, "model/head/kernel": (8, 5), "model/head/bias": (5,), "model/old": (2,)}
 FLAGS = "Leave out what does not fit with --init-skip"
 

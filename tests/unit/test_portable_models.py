@@ -119,10 +119,8 @@ class KerasKinds(keras.Model):
     def __init__(self):
         super().__init__()
         for kind in ("bfloat16", "float16", "int64", "bool"):
-            weight = self.add_weight(
-                shape=(3,), dtype=kind, name=kind, trainable=False, initializer="zeros", autocast=False
-            )
-            setattr(self, f"of_{kind}", weight)
+            options = {"trainable": False, "initializer": "zeros", "autocast": False}
+            setattr(self, f"of_{kind}", self.add_weight(shape=(3,), dtype=kind, name=kind, **options))
         self.dense = layers.Dense(2)
 
     def call(self, x):

@@ -1,15 +1,16 @@
 """PyTorch's gradients in whole steps of two workers, which are threads: memory, hooks, sparse ones."""
 
+from functools import partial
+
 import pytest
 import torch
 from support.faked_horovod import FakedHorovod
 from support.fakes import one_worker
-from support.torch_steps import INPUTS, OUTPUTS, SAMPLES, X, Y, backend_of, parameters, step
+from support.torch_steps import INPUTS, OUTPUTS, backend_of, parameters, step
 from torch import nn
 
 from hvdtrain.backends.torch.reduction.all_reduce import AllReduce
 from hvdtrain.backends.torch.steps import custom_step
-from hvdtrain.data.order import BatchPlan
 from hvdtrain.errors import TaskError
 
 
@@ -49,6 +50,13 @@ def test_a_step_has_one_reduction(horovod, accumulate):
     assert horovod.begun[0] == 3 * ["hvdtrain.gradients.0/kernel.0"]
 
 
+def trained(workers, task, **fields):
+    backend = backend_of(workers, task, **fields)
+    for number in range(4):
+        step(backend, number)
+    return parameters(backend)
+
+
 def in_place(parameter):
     parameter.grad.mul_(0.5)
 
@@ -58,35 +66,25 @@ def some_in_other_memory(parameter):
         parameter.grad.data = parameter.grad.data * 0.5
 
 
-class Moving(torch.optim.SGD):
-    """Gives gradients other memory: nothing of an earlier step is added to the next one's."""
+class Moving(Linear):
+    """Its optimizer gives gradients other memory: nothing of a step is added to the next one's gradients."""
 
-    def step(self, closure=None):
-        for group in self.param_groups:
-            for parameter in group["params"]:
+    class Optimizer(torch.optim.SGD):
+        def step(self, closure=None):
+            for parameter in self.param_groups[0]["params"]:
                 parameter.grad.data = parameter.grad.data.clone()
-        return super().step(closure)
-
-
-class Moved(Linear):
-    """Its optimizer moves the gradients."""
+            return super().step(closure)
 
     def torch_optimizer(self, given):
-        return Moving(given, 0.01)
+        return self.Optimizer(given, 0.01, momentum=0.9)
 
 
-@pytest.mark.parametrize("task", [Linear(in_place), Linear(some_in_other_memory), Moved()])
-def test_what_a_hook_or_an_optimizer_makes_of_a_gradient_is_summed(horovod, task):
+@pytest.mark.parametrize("make", [partial(Linear, in_place), partial(Linear, some_in_other_memory), Moving])
+def test_what_is_made_of_a_gradient_is_summed_and_forgotten(horovod, make):
     """A hook's result is linear, so that the curve is that of one worker."""
-
-    def trained(workers):
-        backend = backend_of(workers, task, momentum=0.9)
-        for number in range(4):
-            step(backend, number)
-        return parameters(backend)
-
-    first, second = horovod.run(trained)
-    for a, b, expected in zip(first, second, trained(one_worker()), strict=True):
+    fields = {} if make is Moving else {"momentum": 0.9}
+    first, second = horovod.run(lambda workers: trained(workers, make(), **fields))
+    for a, b, expected in zip(first, second, trained(one_worker(), make(), **fields), strict=True):
         assert torch.equal(a, b)
         torch.testing.assert_close(a, expected, rtol=1e-5, atol=1e-6)
 
@@ -124,7 +122,8 @@ def test_a_backward_pass_between_steps_begins_no_reduction(horovod):
 
     def work(workers):
         weight = nn.Parameter(torch.ones(2))
-        reducer = AllReduce(workers, overlaps=True)
+        reducer = AllReduce(workers)
+        reducer.overlaps = True
         reducer.attach({"weight": weight})
         sums = []
         for number in range(3):
@@ -180,7 +179,7 @@ def test_early_sums_are_those_of_late_ones_whatever_a_worker_reaches(horovod, mo
 
 
 class Tables:
-    """Two sparse embeddings of one size, and a layer; samples choose the table."""
+    """Two sparse embeddings of one size, and a layer; each part of the samples has a table."""
 
     loss = None
 
@@ -188,10 +187,8 @@ class Tables:
         self.choose = choose
 
     def torch_model(self):
-        model = nn.ModuleDict(
-            {name: nn.Embedding(6, OUTPUTS, sparse=True) for name in "ab"}
-            | {"c": nn.Linear(OUTPUTS, OUTPUTS)}
-        )
+        tables = {name: nn.Embedding(6, OUTPUTS, sparse=True) for name in "ab"}
+        model = nn.ModuleDict({**tables, "c": nn.Linear(OUTPUTS, OUTPUTS)})
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.copy_(torch.linspace(-1, 1, parameter.numel()).view_as(parameter))
@@ -201,8 +198,9 @@ class Tables:
         return torch.optim.SGD(given, 0.01)
 
     def torch_loss(self, model, batch):
-        rows = (batch["inputs"][:, 0].abs() * 2).long().clamp(max=5)
-        found = model["c"](model[self.choose()](rows))
+        names, rows = self.choose(), (batch["inputs"][:, 0].abs() * 2).long().clamp(max=5)
+        parts = zip(names, rows.chunk(len(names)), strict=True)
+        found = model["c"](torch.cat([model[name](part) for name, part in parts]))
         return ((found - batch["targets"]) ** 2).mean(1), {}
 
 
@@ -213,30 +211,15 @@ def test_workers_whose_samples_reach_other_embeddings_agree(horovod, tables, com
     def work(workers):
         now = []
         backend = backend_of(workers, Tables(lambda: now[-1]), compression=compression)
-        for number, of_ranks in enumerate(tables.split()):
-            now.append(of_ranks[workers.rank])
+        for number, names in enumerate(tables.split()):
+            now.append(names[workers.rank] if workers.size > 1 else names)
             step(backend, number)
         return parameters(backend)
 
     first, second = horovod.run(work)
-    expected = by_hand(tables)
-    for a, b, wanted in zip(first, second, expected, strict=True):
+    for a, b, wanted in zip(first, second, work(one_worker()), strict=True):
         assert torch.equal(a, b)
         torch.testing.assert_close(a, wanted, rtol=1e-5, atol={"none": 1e-6, "fp16": 1e-4}[compression])
-
-
-def by_hand(tables):
-    model = Tables(None).torch_model()
-    optimizer = Tables(None).torch_optimizer(model.parameters())
-    for of_ranks in tables.split():
-        optimizer.zero_grad()
-        for rank, name in enumerate(of_ranks):
-            places, _ = BatchPlan(SAMPLES, 2, 1).part(rank, SAMPLES)
-            batch = {"inputs": torch.from_numpy(X[places[0]]), "targets": torch.from_numpy(Y[places[0]])}
-            losses, _ = Tables(lambda name=name: name).torch_loss(model, batch)
-            (losses.sum() / SAMPLES).backward()
-        optimizer.step()
-    return [p.detach() for p in model.parameters()]
 
 
 def test_an_optimizer_that_may_treat_rows_by_themselves_is_refused():

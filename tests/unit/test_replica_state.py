@@ -20,9 +20,7 @@ class Collectives:
         self.workers = workers
 
     def join(self, data, name=""):
-        return np.concatenate(
-            [np.frombuffer(part, np.uint8) for part in self.workers.allgather_object(data.tobytes())]
-        )
+        return np.frombuffer(b"".join(self.workers.allgather_object(data.tobytes())), np.uint8)
 
     def sum(self, vector):
         return self.join(vector.view(np.uint8)).view(np.float64).reshape(self.workers.size, -1).sum(0)
@@ -32,7 +30,7 @@ class Array(StateTensor):
     """An array; ``stamps`` gives its stamp."""
 
     def __init__(self, name, array, default="", stamps=lambda: None):
-        super().__init__(f"model/{name}", array.dtype.kind, default, array)
+        super().__init__(name, default, array)
         self.stamps, self.reads = stamps, 0
 
     def read(self):
@@ -79,9 +77,8 @@ def test_what_changes_on_all_workers_is_combined_and_what_one_changes_is_left_fo
             arrays["table"][0] = 9
         assert (state.combine(), arrays["queue"][0, 0]) == (["model/queue"], 1)
         assert state.combine() == []
-        check_replicas(
-            SimpleNamespace(workers=workers, replica_state=state, parameter_checksums=state.checksums)
-        )
+        backend = SimpleNamespace(workers=workers, replica_state=state, parameter_checksums=state.checksums)
+        check_replicas(backend)
 
     for error in replicas(work):
         assert isinstance(error, ReplicaDriftError), error

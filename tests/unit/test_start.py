@@ -45,7 +45,7 @@ def test_a_worker_that_never_arrives_ends_the_process(monkeypatch, capsys):
     codes, left = [], threading.Event()
     monkeypatch.setenv("HOROVOD_START_TIMEOUT", "0.1")
     monkeypatch.setattr(os, "_exit", lambda code: (codes.append(code), left.set()))
-    monkeypatch.setattr(workers, "stopped_workers", lambda: ["rank 2 (process 42)"])
+    monkeypatch.setattr(workers.start_reports, "stopped_workers", lambda: ["rank 2 (process 42)"])
     monkeypatch.setattr(workers, "HorovodWorkers", lambda hvd, *of_job: hvd)
     start_horovod(horovod(lambda: left.wait(10)), None)
     assert codes == [3]

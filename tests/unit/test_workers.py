@@ -19,17 +19,29 @@ class HorovodInternalError(RuntimeError):
     """Stands in for Horovod's own, which the torch binding raises."""
 
 
-def binding(size: int = 1, mpi: bool = False, **changes: object) -> SimpleNamespace:
-    """Give what HorovodWorkers uses of ``horovod.torch``; others only if a test changes it."""
-    values = {
-        "rank": lambda: 0,
-        "size": lambda: size,
-        "local_rank": lambda: 0,
-        "local_size": lambda: size,
-        "mpi_enabled": lambda: mpi,
-        "gloo_enabled": lambda: not mpi,
-    }
-    return SimpleNamespace(**{**values, **changes})
+def world(rank: int, size: int, **changes: object) -> World:
+    values = {"generation": 1, "cross_rank": 0, "cross_size": 1, "host": "h", "store": ("127.0.0.1", 1)}
+    values |= {"local_rank": rank, "local_size": size, "one_host": True, "salt": "s"}
+    return World(rank=rank, size=size, **{**values, **changes})
+
+
+class Horovod:
+    """A binding whose rank and size are those of the world entered last; ``fails`` is what init raises."""
+
+    def __init__(self, size=1, rank=0, fails=None):
+        self.calls, self.world, self.fails = [], world(rank, size), fails
+        self.mpi_enabled = lambda: False
+
+    def __getattr__(self, name):
+        return lambda: getattr(self.world, name)
+
+    def init(self):
+        self.calls.append("init")
+        if self.fails:
+            raise self.fails
+
+    def shutdown(self):
+        self.calls.append("shutdown")
 
 
 class Collectives:
@@ -51,19 +63,19 @@ class Collectives:
 def test_workers_that_failed_go_on_if_none_has_an_operation_under_way(own, other, may_go_on, monkeypatch):
     monkeypatch.setattr(Collectives, "is_under_way", lambda self: bool(own))
     assert two_workers(bytes([other])).have_failed() == may_go_on
-    assert HorovodWorkers(binding(1), Collectives()).have_failed()
+    assert HorovodWorkers(Horovod(1), Collectives()).have_failed()
 
 
 def two_workers(*others) -> HorovodWorkers:
-    return HorovodWorkers(binding(1 + len(others)), Collectives(*others))
+    return HorovodWorkers(Horovod(1 + len(others)), Collectives(*others))
 
 
 def test_processes_that_horovod_does_not_see_are_an_error(monkeypatch):
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "4")
     monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "0")
     with pytest.raises(EnvironmentFault, match="mpirun started 4 processes"):
-        HorovodWorkers(binding(1), Collectives())
-    assert HorovodWorkers(binding(4), Collectives()).size == 4
+        HorovodWorkers(Horovod(1), Collectives())
+    assert HorovodWorkers(Horovod(4), Collectives()).size == 4
 
 
 @pytest.mark.parametrize(
@@ -102,31 +114,6 @@ def test_operations_that_do_not_match_are_no_lost_peer(text):
     assert "depends on the rank" in caught.value.remedy
 
 
-class Horovod:
-    """A binding whose rank and size follow the world that was entered last; ``fails`` is what init raises."""
-
-    def __init__(self, fails=None):
-        self.calls, self.world, self.fails = [], world(0, 1), fails
-        self.mpi_enabled = lambda: False
-
-    def __getattr__(self, name):
-        return lambda: getattr(self.world, name)
-
-    def init(self):
-        self.calls.append("init")
-        if self.fails:
-            raise self.fails
-
-    def shutdown(self):
-        self.calls.append("shutdown")
-
-
-def world(rank: int, size: int, **changes: object) -> World:
-    values = {"generation": 1, "cross_rank": 0, "cross_size": 1, "host": "h", "store": ("127.0.0.1", 1)}
-    values |= {"local_rank": rank, "local_size": size, "one_host": True, "salt": "s"}
-    return World(rank=rank, size=size, **{**values, **changes})
-
-
 def elastic_workers(hvd: Horovod, *others) -> HorovodWorkers:
     def enter(entered: World) -> None:
         hvd.calls.append("enter")
@@ -150,11 +137,9 @@ def test_a_worker_takes_rank_and_size_of_each_world_anew():
 
 
 def test_a_world_that_does_not_come_up_has_lost_a_worker():
-    hvd = Horovod(
-        fails=ValueError("Horovod initialization failed: [/a/b.cc:12] Horovod collectives aborted: x")
-    )
+    failure = "Horovod initialization failed: [/a/b.cc:12] Horovod collectives aborted: x"
     with pytest.raises(PeerLostError, match="could not connect the 3 workers") as caught:
-        elastic_workers(hvd).restart(world(1, 3))
+        elastic_workers(Horovod(fails=ValueError(failure))).restart(world(1, 3))
     assert caught.value.remedy == "Horovod initialization failed: Horovod collectives aborted: x"
 
 
@@ -178,11 +163,9 @@ def test_a_worker_whose_object_cannot_travel_tells_the_others():
     sent: list[bytes] = []
     workers = two_workers(lambda own: sent.append(own) or packed(GATHER, None))
     with pytest.raises(ExchangeError, match=r"a builtins.function \(on rank 0\)") as raised_there:
-        workers.allgather_object([binding])
-    other = HorovodWorkers(
-        binding(2, rank=lambda: 1),
-        SimpleNamespace(join=lambda data: np.frombuffer(sent[0] + data.tobytes(), np.uint8)),
-    )
+        workers.allgather_object([world])
+    joined = SimpleNamespace(join=lambda data: np.frombuffer(sent[0] + data.tobytes(), np.uint8))
+    other = HorovodWorkers(Horovod(2, rank=1), joined)
     with pytest.raises(ExchangeError) as raised_here:
         other.allgather_object("fine")
     assert vars(raised_here.value) == vars(raised_there.value)

@@ -1,7 +1,5 @@
 """Initial values that depend on nothing but the seed, a parameter's portable name and its shape."""
 
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -39,16 +37,6 @@ def _is_ema(name: str) -> bool:
     return (rest if is_private(name) else name).startswith(f"{PREFIX}/")
 
 
-def with_initial_values(state: PortableState, seed: int) -> PortableState:
-    """Return a portable state whose model has the initial values of a seed."""
-    initial = without_ema(state)
-    for name, array in initial.items():
-        if name.startswith("model/"):
-            value = initial_value(name, array.shape, seed)
-            initial[name] = array if value is None else value
-    return initial
-
-
 def initial_value(name: str, shape: tuple[int, ...], seed: int) -> NDArray[np.float32] | None:
     """Draw a parameter's initial value, by Keras's defaults, from the seed and its portable name alone."""
     role, limit = name.rsplit("/", 1)[-1], 0.05  # of embeddings
@@ -64,14 +52,11 @@ def initial_value(name: str, shape: tuple[int, ...], seed: int) -> NDArray[np.fl
     # RandomState's stream is frozen by numpy's compatibility policy; Generator's is not
     key = mix(seed, *name.encode())
     random = np.random.RandomState([key & 0xFFFFFFFF, key >> 32])
-    if is_recurrent:
-        return _orthogonal(random.standard_normal(shape)).astype(np.float32)
-    return random.uniform(-limit, limit, shape).astype(np.float32)
-
-
-def _orthogonal(drawn: NDArray[Any]) -> NDArray[Any]:
-    """Return the nearest matrix whose rows (or columns, whichever are fewer) are orthonormal."""
-    wide = drawn if drawn.shape[0] <= drawn.shape[1] else drawn.T
+    if not is_recurrent:
+        return random.uniform(-limit, limit, shape).astype(np.float32)
+    # the nearest matrix whose rows (or columns, whichever are fewer) are orthonormal
+    drawn = random.standard_normal(shape)
+    wide = drawn if shape[0] <= shape[1] else drawn.T
     q, r = np.linalg.qr(wide.T)
     rows = (q * np.sign(np.diag(r))).T
-    return rows if wide is drawn else rows.T
+    return (rows if wide is drawn else rows.T).astype(np.float32)

@@ -46,10 +46,8 @@ class Renaming:
             or given.keys() - PRIVATE.keys()
             or not all(isinstance(own, str) and own and isinstance(to, str) for own, to in names.items())
         ):
-            raise _wrong_form(
-                "state_names maps 'torch' and 'tf' to mappings of text to text, found "
-                f"{names if names else given!r}"
-            )
+            form = "state_names maps 'torch' and 'tf' to mappings of text to text"
+            raise _wrong_form(f"{form}, found {names if names else given!r}")
         self._framework = framework
         self._names = {own: portable.replace(".", "/").strip("/") for own, portable in names.items()}
         self._keys = {own.replace(".", "/").strip("/"): own for own in names}
@@ -109,9 +107,7 @@ def check_unique(names: Iterable[tuple[str, str]]) -> None:
 
 def check_state(expected: Shapes, found: StateArrays, framework: str) -> None:
     """Check that a portable state fits."""
-    shapes = {
-        name: tuple(array.shape) for name, array in found.items() if not (is_private(name) or is_kept(name))
-    }
+    shapes = {n: tuple(array.shape) for n, array in found.items() if not (is_private(n) or is_kept(n))}
     if problems := state_problems(expected, shapes):
         raise TaskError(
             "the state does not fit the model:\n  " + "\n  ".join(problems),

@@ -48,11 +48,8 @@ def select(source: str, expected: Shapes, found: Shapes, choice: Choice) -> tupl
     taken = [name for name in expected if not against[name] and found.get(name) == expected[name]]
     chosen = [{n: all_of[n] for n in all_of if not against[n]} for all_of in (expected, found)]
     if problems := state_problems(*chosen):
-        raise CheckpointError(
-            f"{source}: what is chosen of it does not fit the model:\n  " + "\n  ".join(problems),
-            REMEDY,
-            everywhere=True,
-        )
+        problem = f"{source}: what is chosen of it does not fit the model:\n  "
+        raise CheckpointError(problem + "\n  ".join(problems), REMEDY, everywhere=True)
     if not taken:
         given = " and ".join(name for name, all_of in ((ONLY, choice.only), (SKIP, choice.skip)) if all_of)
         raise CheckpointError(

@@ -54,6 +54,9 @@ class ProgramInput:
         return zip(self.axes, self.shape if tensor is None else tensor.shape, strict=True)
 
 
+Inputs = tuple[ProgramInput, ...]
+
+
 class Case(NamedTuple):
     """Inputs of a program that a real batch gave, and the outputs that the model gave for them."""
 
@@ -68,7 +71,7 @@ class Program:
 
     served: Callable[[Any], Any]  # of a batch
     tensors: Tensors
-    inputs: tuple[ProgramInput, ...]
+    inputs: Inputs
     is_plain: bool  # whether it calls the model with one tensor and nothing else
     cases: tuple[Case, ...] = ()  # the first is that of the largest batch
     ignored: tuple[str, ...] = ()  # what the model returns in addition to tensors, as text
@@ -123,7 +126,7 @@ def make_program(
     return replace(program, cases=tuple(cases), ignored=named_outputs(outputs, tensors)[1])
 
 
-def _inputs(columns: Sequence[str], batches: Sequence[Named], sizes: Shape) -> tuple[ProgramInput, ...]:
+def _inputs(columns: Sequence[str], batches: Sequence[Named], sizes: Shape) -> Inputs:
     """Return the inputs; which axes are a batch's shows in batches of different sizes."""
     lengths: dict[Shape, str] = {}  # names of axes by their sizes in all batches
     inputs = []
@@ -143,9 +146,8 @@ def _inputs(columns: Sequence[str], batches: Sequence[Named], sizes: Shape) -> t
             if found == sizes and (number == 0 or len(set(sizes)) > 1):
                 axes.append(BATCH)
             elif is_free:
-                axes.append(
-                    lengths.setdefault(found, LENGTH if not lengths else f"{LENGTH}_{len(lengths) + 1}")
-                )
+                count = f"_{len(lengths) + 1}" if lengths else ""
+                axes.append(lengths.setdefault(found, LENGTH + count))
             else:
                 axes.append("")
         inputs.append(ProgramInput(name, column, dtype, shapes[0], tuple(axes)))
@@ -174,33 +176,30 @@ class Written(NamedTuple):
 
     # returns its outputs by name, as arrays, for inputs by name
     run: Callable[[Named], Mapping[str, NDArray[Any]]]
-    inputs: tuple[ProgramInput, ...]  # its inputs, with the axes that are dynamic in it
+    inputs: Inputs  # its inputs, with the axes that are dynamic in it
 
 
-def write_and_compare(
-    program: Program, write: Callable[[Program, tuple[ProgramInput, ...]], Written]
-) -> Exported:
+def write_and_compare(program: Program, write: Callable[[Program, Inputs], Written]) -> Exported:
     """Write a program with as many dynamic axes as the model allows, and compare it with the model."""
     problem: Exception | None = None
+    inputs = program.inputs
     levels = [
-        tuple(
-            replace(one, axes=tuple(axis if axis.startswith(kept) else "" for axis in one.axes))
-            for one in program.inputs
-        )
+        tuple(replace(one, axes=tuple(a if a.startswith(kept) else "" for a in one.axes)) for one in inputs)
         for kept in ((BATCH, LENGTH), BATCH, "fixed")
     ]
-    for inputs in dict.fromkeys(levels):
-        is_last = inputs == levels[-1]
+    *others, last = dict.fromkeys(levels)
+    for inputs in others:
         try:
             done = _compared(program, write(program, inputs))
         except Exception as error:
-            if is_last:
-                raise error from problem
             problem = error
             continue
-        if is_last or done.relative <= LARGEST_DIFFERENCE:
+        if done.relative <= LARGEST_DIFFERENCE:
             return done
-    raise AssertionError("the last level returns or raises")
+    try:
+        return _compared(program, write(program, last))
+    except Exception as error:
+        raise error from problem
 
 
 def _compared(program: Program, written: Written) -> Exported:
@@ -256,10 +255,8 @@ def _fits(inputs: Sequence[ProgramInput], tensors: Named) -> bool:
 
 def _cut(inputs: Sequence[ProgramInput], named: Named, name: str, size: int) -> dict[str, Any]:
     """Return the inputs with the axes of one name cut to a size."""
-    return {
-        one.name: named[one.name][tuple(slice(size if axis == name else None) for axis in one.axes)]
-        for one in inputs
-    }
+    cuts = {one.name: tuple(slice(size if axis == name else None) for axis in one.axes) for one in inputs}
+    return {key: named[key][cut] for key, cut in cuts.items()}
 
 
 def _sizes(inputs: Sequence[ProgramInput], tensors: Named) -> dict[str, int]:
@@ -300,13 +297,10 @@ def compare(expected: Sequence[NDArray[Any]], found: Sequence[NDArray[Any]]) -> 
         return Exported(np.inf, scale or 1.0)
     done = Exported(0.0, scale or 1.0)
     for one, other, own in zip(expected, found, scales, strict=True):
-        done = done.joined(Exported(_difference(one, other), max(own, _SMALL_OUTPUT * scale) or 1.0))
+        a, b = one.astype(np.float64), other.astype(np.float64)
+        with np.errstate(invalid="ignore"):
+            apart = np.abs(a - b)
+        apart[(a == b) | (np.isnan(a) & np.isnan(b))] = 0.0
+        largest = float(np.where(np.isnan(apart), np.inf, apart).max(initial=0.0))
+        done = done.joined(Exported(largest, max(own, _SMALL_OUTPUT * scale) or 1.0))
     return done
-
-
-def _difference(one: NDArray[Any], other: NDArray[Any]) -> float:
-    a, b = one.astype(np.float64), other.astype(np.float64)
-    with np.errstate(invalid="ignore"):
-        apart = np.abs(a - b)
-    apart[(a == b) | (np.isnan(a) & np.isnan(b))] = 0.0
-    return float(np.where(np.isnan(apart), np.inf, apart).max(initial=0.0))

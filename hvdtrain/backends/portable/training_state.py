@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from hvdtrain.backends.base import PendingState
 from hvdtrain.backends.optimizers import MAIN
-from hvdtrain.backends.portable.initial_values import has_ema, with_initial_values
+from hvdtrain.backends.portable.initial_values import has_ema, initial_value
 from hvdtrain.backends.portable.names import check_state, check_unique
 from hvdtrain.backends.records import PortableState, Shapes, StateArrays
 from hvdtrain.backends.workers import peer_errors
@@ -196,7 +196,8 @@ class CommonState:
     def load_initial(self, seed: int) -> None:
         """Draw the model's initial values by name, one array after the other."""
         for field in self.model.fields:
-            field.write(with_initial_values({field.name: field.read()}, seed))
+            if (value := initial_value(field.name, field.shape, seed)) is not None:
+                field.write({field.name: value})
         self._restart()
 
     def gather(self, kept: PortableState, folder: Path | None, is_root: bool) -> PendingState | None:

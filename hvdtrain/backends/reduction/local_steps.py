@@ -107,13 +107,13 @@ class LocalStepBase:
         return replace(info, reduction=text)
 
 
-def in_parts(tensors: Sequence[tuple[str, int]]) -> list[list[int]]:
-    """Return the numbers of tensors that are averaged as one: few messages, and little memory for copies."""
+def in_parts(tensors: Sequence[tuple[str, int]], most: int = _PART_BYTES) -> list[list[int]]:
+    """Return the numbers of tensors that travel as one: few messages, and little memory for copies."""
     parts: list[list[int]] = []
     open_parts: dict[str, tuple[list[int], int]] = {}
     for number, (kind, size) in enumerate(tensors):
         part, filled = open_parts.get(kind, ([], 0))
-        if part and filled + size > _PART_BYTES:
+        if part and filled + size > most:
             part, filled = [], 0
         if not part:
             parts.append(part)

@@ -122,26 +122,16 @@ class CommonLowRank(GradientReducer):
     _set: Callable[[Any, NDArray[np.float32]], None]  # sets what is kept
     _make_matrices: Callable[[list[Any], int], None]  # of gradients that travel as two, by the seed
 
-    def __init__(
-        self,
-        workers: Any,
-        fields: Iterable[Any],
-        rank: int,
-        seed: int,
-        *,
-        factor: Callable[[], Any] | None = None,  # what a loss scale has multiplied the gradients by
-        has_warmup: bool = False,
-    ) -> None:
+    def __init__(self, config: Config, workers: Any, fields: Iterable[Any], loss_scale: Any = None) -> None:
         super().__init__(workers)
-        self._rank, self._factor, self._has_warmup = rank, factor, has_warmup
-        self._make_matrices(list(fields), seed)
+        self._rank, self._has_warmup = rank_of(config.compression) or 1, has_warmup(config)
+        self._loss_scale = loss_scale  # None, or what has multiplied the gradients
+        self._make_matrices(list(fields), config.seed)
 
     @classmethod
     def of(cls, config: Config, workers: Any, fields: Iterable[Any] = (), loss_scale: Any = None) -> Self:
         """Return the one that a config requests."""
-        factor = None if loss_scale is None else (lambda: loss_scale.factor)
-        rank = rank_of(config.compression) or 1
-        return cls(workers, fields, rank, config.seed, factor=factor, has_warmup=has_warmup(config))
+        return cls(config, workers, fields, loss_scale)
 
     @property
     def tensors(self) -> dict[str, Any]:
@@ -151,12 +141,8 @@ class CommonLowRank(GradientReducer):
 
     def state(self) -> PortableState:
         """Collective. Return what it keeps: of errors the sum, of which each worker continues with a part."""
-        return {
-            name: np.array(self._read(name, tensor, name.startswith(_ERROR)), order="C").reshape(
-                self._shapes[name]
-            )
-            for name, tensor in self.tensors.items()
-        }
+        read = {name: self._read(name, one, name.startswith(_ERROR)) for name, one in self.tensors.items()}
+        return {name: np.array(one, order="C").reshape(self._shapes[name]) for name, one in read.items()}
 
     def load(self, state: PortableState) -> None:
         """Continue from what a whole state has of this, or from the beginning. Local: no collective."""

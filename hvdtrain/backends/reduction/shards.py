@@ -56,11 +56,6 @@ class Segment(NamedTuple):
     end: int  # the number after its last one
     offset: int  # where its first number stands in the worker's part of the bucket
 
-    @property
-    def length(self) -> int:
-        """Number of its numbers."""
-        return self.end - self.begin
-
 
 @dataclass(frozen=True)
 class ShardedBucket:
@@ -95,11 +90,9 @@ def _divided(begins: Mapping[str, int], sizes: Mapping[str, int], workers: int) 
     part = _aligned(-(-length // workers))
     segments = tuple(
         tuple(
-            Segment(
-                name, max(begin, first) - begin, min(end, first + part) - begin, max(begin, first) - first
-            )
+            Segment(name, own - begin, end - begin, own - first)
             for name, begin in begins.items()
-            if max(begin, first) < min(end := begin + sizes[name], first + part)
+            if (own := max(begin, first)) < (end := min(begin + sizes[name], first + part))
         )
         for first in (rank * part for rank in range(workers))
     )
@@ -147,11 +140,12 @@ class CommonShardedParameters:
     def __init__(self, trainable: Sequence[Any], workers: Workers) -> None:
         self.workers = workers
         self.buckets: list[Any] = []
-        kinds: dict[tuple[Any, ...], dict[str, Any]] = {}
-        for entry in reversed(trainable):
-            kinds.setdefault(self._kind_of(entry), {})[entry.path] = entry
-        for (number_bytes, *_), entries in kinds.items():
-            sizes = {path: self._length_of(entry) for path, entry in entries.items()}
+        kinds: dict[tuple[Any, ...], dict[str, int]] = {}
+        entries = {entry.path: entry for entry in reversed(trainable)}
+        for path, entry in entries.items():
+            length, *kind = self._form_of(entry)
+            kinds.setdefault(tuple(kind), {})[path] = length
+        for (number_bytes, *_), sizes in kinds.items():
             for layout in shard(sizes, workers.size, number_bytes):
                 members = tuple(entries[name] for name in layout.begins)
                 own = tuple(
@@ -211,8 +205,7 @@ class CommonShardedParameters:
                 self._set(targets(segment), segment.in_part(flat[begin : begin + bucket.layout.part]))
 
     # what a framework has of them
-    _kind_of: Any  # bytes of a number of a parameter, and what else buckets share
-    _length_of: Any  # numbers of a parameter
+    _form_of: Any  # how many numbers a parameter has, the bytes of one, and what else buckets share
     _vector_of: Any  # a vector with some numbers of a parameter
     _copies: Any  # copies of all parameters
     _restore: Any  # sets the parameters to these

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import tensorflow as tf
 from hvdtrain.backends.base import Backend
 from hvdtrain.backends.records import BackendInfo, DeviceMemory, Exported, PortableState
 from hvdtrain.backends.steps import choose_step
-from hvdtrain.backends.tensorflow import export, probes
+from hvdtrain.backends.tensorflow import export, probes, task_model
 from hvdtrain.backends.tensorflow.batches import TensorFlowBatch
 from hvdtrain.backends.tensorflow.functions import with_micro_batches
 from hvdtrain.backends.tensorflow.objective.gathering import COLLECTIVES
@@ -23,13 +24,6 @@ from hvdtrain.backends.tensorflow.state.moving_state import MovingState
 from hvdtrain.backends.tensorflow.step_clock import ProfilerRecorder
 from hvdtrain.backends.tensorflow.steps.optimizer_state import TrainingState
 from hvdtrain.backends.tensorflow.steps.plain_step import Parts
-from hvdtrain.backends.tensorflow.task_model import (
-    device_memory,
-    device_name,
-    take_loss,
-    use_device,
-    without_loss,
-)
 from hvdtrain.backends.workers import start_horovod
 from hvdtrain.config import Config
 from hvdtrain.data.feed import HostBatch
@@ -49,7 +43,7 @@ def start(config: Config, membership: Membership | None = None) -> "TensorFlowBa
             "Set KERAS_BACKEND=tensorflow, or import keras only inside the task's methods.",
         )
     workers = start_horovod(hvd, COLLECTIVES(), membership, has_groups=config.stages > 1)
-    return TensorFlowBackend(workers, use_device(config, workers))
+    return TensorFlowBackend(workers, task_model.use_device(config, workers))
 
 
 class TensorFlowBackend(Backend):
@@ -64,22 +58,17 @@ class TensorFlowBackend(Backend):
 
     def __init__(self, workers: Workers, device: str) -> None:
         self.workers: Workers = workers
-        description = f"TensorFlow {tf.__version__} (Keras {keras.__version__}) on {device_name(device)}"
+        on = task_model.device_name(device)
+        description = f"TensorFlow {tf.__version__} (Keras {keras.__version__}) on {on}"
         self.info = BackendInfo(description, {"tensorflow": tf.__version__, "keras": keras.__version__})
         self._is_cpu = device == "CPU"
 
     def to_device(self, batches: Iterable[HostBatch]) -> Iterator[TensorFlowBatch]:
         wrap = self.parts.computation.wrap
-        ahead: TensorFlowBatch | None = None
-        for batch in batches:
-            if ahead is not None:
-                yield ahead
-            ahead = wrap(batch)
-        if ahead is not None:
-            yield ahead
+        return (wrap(batch) for batch, _ in pairwise(chain(batches, (None,))))
 
     def device_memory(self) -> DeviceMemory | None:
-        return None if self._is_cpu else device_memory()
+        return None if self._is_cpu else task_model.device_memory()
 
     def follow_trained(self, kept: dict[str, list[str]] | None = None) -> int:
         before = {name: array for name, array in self._state.arrays() if not name.startswith("model/")}
@@ -98,11 +87,11 @@ class TensorFlowBackend(Backend):
 
     def export(self, format_name: str, path: Path, batches: Sequence[HostBatch]) -> Exported:
         computation = self.parts.computation
-        with computation.gathering.alone(), without_loss(self.model):
+        with computation.gathering.alone(), task_model.without_loss(self.model):
             return export.export_model(self.model, computation.serving, format_name, path, batches)
 
     def plain_model(self) -> keras.Model:
-        take_loss(self.model)
+        task_model.take_loss(self.model)
         return self.model
 
     def _make(self, task: Any, config: Config, batch: HostBatch | None) -> Parts:

@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hvdtrain.backends.replica_state import Changes, StateTensor, made_late
-from hvdtrain.backends.tensorflow.state.model_state import Field, ModelState, walk
+from hvdtrain.backends.tensorflow.reduction.broadcast import as_bytes
+from hvdtrain.backends.tensorflow.state.model_state import ModelState, walk
 from hvdtrain.backends.tensorflow.sync_batch_norm import find_batch_norms
 from hvdtrain.backends.trained_set import TrainedSetBase
 
@@ -63,7 +64,11 @@ class StateTensors:
 
     def __call__(self) -> list[StateTensor]:
         """Return the variables that are not trained now."""
-        return [self._state_tensor(field) for field in self._tensors.fields if not field.trainable]
+        return [
+            _Variable(field.path, "mean" if id(field.variable) in self._statistics else "", field.variable)
+            for field in self._tensors.fields
+            if not field.trainable
+        ]
 
     def take_back(self) -> None:
         """Do nothing: a forward pass assigns to variables, and replaces none."""
@@ -80,12 +85,6 @@ class StateTensors:
         found.refusal = made_late(late, "tf_model", "model(inputs, training=True)")
         return found
 
-    def _state_tensor(self, field: Field) -> StateTensor:
-        name = str(field.variable.dtype)
-        kind = "b" if name == "bool" else "c" if "complex" in name else "f" if "float" in name else "i"
-        default = "mean" if id(field.variable) in self._statistics else ""
-        return _Variable(field.name, kind, default, field.variable)
-
 
 class _Variable(StateTensor):
     def read(self) -> NDArray[np.uint8]:
@@ -101,8 +100,3 @@ class _Variable(StateTensor):
     def assign(self, numbers: NDArray[np.float64]) -> None:
         value = self.held.numpy()
         self.held.assign(numbers.reshape(value.shape).astype(value.dtype))
-
-
-def as_bytes(variable: Any) -> NDArray[np.uint8]:
-    """Return a variable's values as bytes in the host's memory."""
-    return np.ascontiguousarray(variable.numpy()).reshape(-1).view(np.uint8)

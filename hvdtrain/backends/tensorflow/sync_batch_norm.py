@@ -22,10 +22,9 @@ MARK = "synchronises"  # the attribute of a layer's class whose call may be repl
 
 def find_batch_norms(model: Layer) -> dict[str, Layer]:
     """Return the batch-norm layers of a model by their path."""
-    found = {id(layer): (".".join(path), layer) for path, layer in walk(model)}
-    return {
-        path: layer for path, layer in found.values() if isinstance(layer, keras.layers.BatchNormalization)
-    }
+    kind = keras.layers.BatchNormalization
+    found = {id(layer): (".".join(path), layer) for path, layer in walk(model) if isinstance(layer, kind)}
+    return dict(found.values())
 
 
 class BatchNormSync:
@@ -66,17 +65,12 @@ class BatchNormSync:
         """Return the weights of a tensor's rows, (rows,), fp64: those of their samples, or all alike."""
         assert self.weights is not None  # set before the model is called
         weights = tf.cast(self.weights, tf.float64)
-        rows, samples = x.shape[0], weights.shape[0]
+        rows, samples, alike = x.shape[0], weights.shape[0], tf.ones(tf.shape(x)[:1], tf.float64)
         if samples is None:  # not known when the step is traced
             rows, samples = tf.shape(x)[0], tf.shape(weights)[0]
-            return tf.cond(
-                tf.equal(rows % samples, 0),
-                lambda: tf.repeat(weights, rows // samples),
-                lambda: tf.ones(tf.shape(x)[:1], tf.float64),
-            )
-        if rows is None or rows % samples:
-            return tf.ones(tf.shape(x)[:1], tf.float64)
-        return tf.repeat(weights, rows // samples)
+            is_whole = tf.equal(rows % samples, 0)
+            return tf.cond(is_whole, lambda: tf.repeat(weights, rows // samples), lambda: alike)
+        return alike if rows is None or rows % samples else tf.repeat(weights, rows // samples)
 
 
 def _call(  # noqa: PLR0917 - the layer's arguments, as Keras calls it, after those that are bound
@@ -98,15 +92,12 @@ def _call(  # noqa: PLR0917 - the layer's arguments, as Keras calls it, after th
     axis = layer.axis % len(x.shape)
     mean, variance, count = moments(tf.stop_gradient(x), weights, axis, sync, f"{name}.forward")
     _track(layer, mean, variance, count)
-    shares = tf.reshape(
-        weights / tf.maximum(count, 1),
-        (*tf.unstack(tf.shape(weights)), *[1] * (len(x.shape) - len(weights.shape))),
-    )
+    shape = *tf.unstack(tf.shape(weights)), *[1] * (len(x.shape) - len(weights.shape))
+    shares = tf.reshape(weights / tf.maximum(count, 1), shape)
     gamma = keras.ops.cast(layer.gamma, x.dtype) if layer.scale else tf.ones(mean.shape, x.dtype)
     beta = keras.ops.cast(layer.beta, x.dtype) if layer.center else tf.zeros(mean.shape, x.dtype)
-    normalise = _normaliser(
-        mean, variance + layer.epsilon, shares, axis, partial(sync.sum, name=f"{name}.backward")
-    )
+    summed = partial(sync.sum, name=f"{name}.backward")
+    normalise = _normaliser(mean, variance + layer.epsilon, shares, axis, summed)
     return tf.cast(normalise(x, gamma, beta), layer.compute_dtype)
 
 
@@ -118,9 +109,7 @@ def _track(layer: Layer, mean: Tensor, variance: Tensor, count: Tensor) -> None:
         moving.assign(tf.cast(before + rate * (new - before), moving.dtype))
 
 
-def moments(
-    x: Tensor, weights: Tensor, axis: int, sync: BatchNormSync, name: str
-) -> tuple[Tensor, Tensor, Tensor]:
+def moments(x: Tensor, weights: Tensor, axis: int, sync: BatchNormSync, name: str) -> tuple[Tensor, ...]:
     """Collective. Return mean and biased variance per channel over all workers; see ``torch/``."""
     leading = list(range(len(weights.shape)))
     inner = [i for i in range(len(x.shape)) if i != axis and i not in leading]
@@ -136,9 +125,7 @@ def moments(
     return mean, tf.maximum(square - tf.square(mean), 0), count
 
 
-def _normaliser(
-    mean: Tensor, variance: Tensor, shares: Tensor, axis: int, summed: Callable[[Tensor], Tensor]
-) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+def _normaliser(mean: Tensor, variance: Tensor, shares: Tensor, axis: int, summed: Any) -> Any:
     """Return what normalises, with gradient through mean and variance, too; see ``torch/``."""
 
     def normalise(x: Tensor, gamma: Tensor, beta: Tensor) -> tuple[Tensor, Callable[..., Any]]:
@@ -163,5 +150,4 @@ def _normaliser(
 
         return x * spread(scale) + spread(tf.cast(beta, tf.float64) - mean * scale), gradient
 
-    differentiable: Callable[[Tensor, Tensor, Tensor], Tensor] = tf.custom_gradient(normalise)
-    return differentiable
+    return tf.custom_gradient(normalise)

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch.nn.modules.batchnorm import _NormBase
 
 from hvdtrain.backends.replica_state import Changes, StateTensor, made_late
+from hvdtrain.backends.torch.reduction.broadcast import bytes_of
 from hvdtrain.backends.torch.state.layouts import left_out
 from hvdtrain.backends.torch.state.model_state import ModelState
 from hvdtrain.backends.torch.state.tensors import KeptTensor, address_of, set_values, strided_parts
@@ -121,7 +122,8 @@ class StateTensors:
         # a buffer that is not saved, such as a cache, may have got another shape
         places = [place for place in self._untrained_places() if place.replacement() is None]
         there = [place.tensor for place in places if place.is_saved or place.tensor.shape == place.shape]
-        return [self._state_tensor(tensor) for tensor in {id(tensor): tensor for tensor in there}.values()]
+        each = {id(tensor): tensor for tensor in there}
+        return [_Tensor(self.paths[key], self._defaults.get(key, ""), one) for key, one in each.items()]
 
     def changes(self, kept: Sequence[KeptTensor]) -> Changes:
         """Return what calls of the model have changed since its tensors were kept. Local."""
@@ -133,10 +135,20 @@ class StateTensors:
             value = values.get(id(place.tensor), place.tensor)
             if now is not None and _is_unlike(now, place.tensor):
                 found.refusal = _unlike(path, now, place.tensor) if place.is_saved else None
-            elif _differ(now := place.tensor if now is None else now, value):
+                continue
+            now = place.tensor if now is None else now
+            is_written = address_of(now) != address_of(value)  # then its bytes may differ
+            if is_written and not np.array_equal(as_bytes(now), as_bytes(value)):
                 found.crcs[f"model/{path}"] = zlib.crc32(as_bytes(now).data)
         known = {(id(holder), name) for holder, name, *_ in kept}
-        late = [name for key, name in _all_places(self._model) if key not in known]
+        late = [
+            f"{path}.{name}".lstrip(".")
+            for path, module in self._model.named_modules()
+            for holder in (module._parameters, module._buffers)
+            for name, tensor in holder.items()
+            if tensor is not None and name not in module._non_persistent_buffers_set
+            if (id(holder), name) not in known
+        ]
         found.refusal = made_late(late, "torch_model", "model(inputs)") or found.refusal
         return found
 
@@ -158,11 +170,6 @@ class StateTensors:
             elif place.is_saved:
                 error = error or _unlike(self.paths[id(tensor)], now, tensor)
         return error
-
-    def _state_tensor(self, tensor: torch.Tensor) -> StateTensor:
-        kind = "c" if tensor.is_complex() else "f" if tensor.is_floating_point() else "i"
-        kind = "b" if tensor.dtype == torch.bool else kind
-        return _Tensor(f"model/{self.paths[id(tensor)]}", kind, self._defaults.get(id(tensor), ""), tensor)
 
 
 class _Tensor(StateTensor):
@@ -190,20 +197,6 @@ class _Tensor(StateTensor):
         return (address_of(self.held), self.held._version) if is_known else None
 
 
-def _all_places(model: torch.nn.Module) -> Iterator[tuple[tuple[int, str], str]]:
-    """Return where a model has parameters and persistent buffers: the mapping and name, and their paths."""
-    for path, module in model.named_modules():
-        for holder in (module._parameters, module._buffers):
-            for name, tensor in holder.items():
-                if tensor is not None and name not in module._non_persistent_buffers_set:
-                    yield (id(holder), name), f"{path}.{name}".lstrip(".")
-
-
-def _differ(now: torch.Tensor, value: torch.Tensor) -> bool:
-    """Return whether a tensor has other bytes than before; at once if nothing has written to it."""
-    return address_of(now) != address_of(value) and not np.array_equal(as_bytes(now), as_bytes(value))
-
-
 def _is_unlike(now: torch.Tensor, tensor: torch.Tensor) -> bool:
     """Return whether a tensor cannot be copied into another one without a change."""
     return now.shape != tensor.shape or now.dtype != tensor.dtype
@@ -220,7 +213,6 @@ def _unlike(path: str, now: torch.Tensor, tensor: torch.Tensor) -> TaskError:
 
 def as_bytes(tensor: torch.Tensor) -> NDArray[np.uint8]:
     """Return a tensor's values as bytes in the host's memory; those of one that lies there may share it."""
-    values = [part.detach().cpu().resolve_conj().resolve_neg() for _, part in strided_parts(tensor)]
-    parts = [value.contiguous().view(-1).view(torch.uint8) for value in values]
+    parts = [bytes_of(part).cpu() for _, part in strided_parts(tensor)]
     data: NDArray[np.uint8] = (parts[0] if len(parts) == 1 else torch.cat(parts)).numpy()
     return data

@@ -5,7 +5,7 @@ weight, so that padding does not count. One all-reduce per layer and direction: 
 that give mean and variance, backward of the two sums through which they carry gradient.
 """
 
-from typing import Any, cast
+from typing import Any
 
 import horovod.torch as hvd
 import torch
@@ -45,10 +45,10 @@ class BatchNormSync:
                     f"Give the model PyTorch's own layer; or, where that is as good in training, give "
                     f"{kind.__name__} the attribute {MARK} = True.",
                 )
-            # a class, not a function of this one layer: copies of the model must use their own state
-            layer.__class__ = type(f"Synchronised{kind.__name__}", (_Synchronised, kind), {})
-            synchronised = cast(_Synchronised, layer)
-            synchronised.sync, synchronised.sync_name = self, f"hvdtrain.batch_norm.{path}"
+            # a class, not a function of this one layer: copies of the model must use their own state, and
+            # belong to the same workers
+            own = {"sync": self, "sync_name": f"hvdtrain.batch_norm.{path}"}
+            layer.__class__ = type(f"Synchronised{kind.__name__}", (_Synchronised, kind), own)
 
     def sum(self, vector: Tensor, name: str) -> Tensor:
         """Collective. Sum a vector over workers, in place; layers call in the model's order."""
@@ -64,9 +64,6 @@ class BatchNormSync:
         if rest:
             return torch.ones(len(x), dtype=torch.float64, device=x.device)
         return self.weights.double().repeat_interleave(each)
-
-    def __deepcopy__(self, memo: Any) -> "BatchNormSync":
-        return self  # copies of layers belong to the same workers
 
 
 class _Synchronised(_BatchNorm):
@@ -164,9 +161,8 @@ class _Normalise(torch.autograd.Function):
             row = (-1, *[1] * (x.dim() - 1))
             channel = (1, -1, *[1] * (x.dim() - 2))
             shares, wide = shares.view(row), mean.dtype
-            dx -= torch.addcmul(
-                (shares * offset.view(channel)).to(wide), (shares * slope.view(channel)).to(wide), x.to(wide)
-            )
+            through, along = ((shares * one.view(channel)).to(wide) for one in (offset, slope))
+            dx -= torch.addcmul(through, along, x.to(wide))
         # of a parameter that is not there, none may be given
         pairs = zip((dgamma, dbeta), ctx.needs_input_grad[1:3], strict=True)
         return dx, *(d if needed else None for d, needed in pairs), None, None, None, None

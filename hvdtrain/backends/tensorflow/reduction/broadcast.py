@@ -1,6 +1,6 @@
 """Copying variables from one worker to all, as few long messages in place of one for each variable."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
+from hvdtrain.backends.reduction.local_steps import in_parts
 from hvdtrain.backends.tensorflow.functions import native
 
 Variable = Any
@@ -24,10 +25,12 @@ def broadcast_variables(
 ) -> None:
     """Collective. Copy the root's values of variables to every worker, or to some."""
     is_root = hvd.rank() == root
-    for number, part in enumerate(_parts([native(variable) for variable in variables])):
-        lengths = [_bytes_of(variable) for variable in part]
+    natives = [native(variable) for variable in variables]
+    sizes = [variable.shape.num_elements() * variable.dtype.size for variable in natives]
+    for number, places in enumerate(in_parts([("", size) for size in sizes], MESSAGE_BYTES)):
+        part, lengths = [natives[place] for place in places], [sizes[place] for place in places]
         if is_root:
-            sent = np.concatenate([_as_bytes(variable.numpy()) for variable in part])
+            sent = np.concatenate([as_bytes(variable) for variable in part])
         else:
             sent = np.zeros(sum(lengths), np.uint8)
         received = _broadcast(sent, root, f"hvdtrain.{label}.{number}", group)
@@ -39,37 +42,17 @@ def broadcast_variables(
             variable.assign(values.reshape(variable.shape))
 
 
-def _parts(variables: Sequence[Variable]) -> Iterator[list[Variable]]:
-    """Return the variables in groups of about the length of a message."""
-    part: list[Variable] = []
-    for variable in variables:
-        if part and sum(map(_bytes_of, [*part, variable])) > MESSAGE_BYTES:
-            yield part
-            part = []
-        part.append(variable)
-    if part:
-        yield part
-
-
 def _broadcast(values: Bytes, root: int, name: str, group: Mapping[str, Any]) -> Bytes:
     """Collective. Return the root's bytes; a variable that is longer than a message travels in several."""
     starts = range(0, len(values), MESSAGE_BYTES)
     with tf.device("CPU"):
-        received = [
-            hvd.broadcast(
-                tf.constant(values[start : start + MESSAGE_BYTES]), root, name=f"{name}.{start}", **group
-            )
-            for start in starts
-        ]
+        parts = {f"{name}.{start}": values[start : start + MESSAGE_BYTES] for start in starts}
+        received = [hvd.broadcast(tf.constant(p), root, name=key, **group) for key, p in parts.items()]
     if len(received) == 1:
         return np.asarray(received[0].numpy())
     return np.concatenate([np.zeros(0, np.uint8), *(tensor.numpy() for tensor in received)])
 
 
-def _bytes_of(variable: Variable) -> int:
-    length: int = variable.shape.num_elements() * variable.dtype.size
-    return length
-
-
-def _as_bytes(values: Any) -> Bytes:
-    return np.asarray(values).reshape(-1).view(np.uint8)
+def as_bytes(variable: Variable) -> Bytes:
+    """Return a variable's values as bytes in the host's memory."""
+    return np.ascontiguousarray(variable.numpy()).reshape(-1).view(np.uint8)

@@ -1,6 +1,7 @@
 """PowerSGD in TensorFlow: gradients travel as two thin matrices, and what they leave out travels later."""
 
 from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 import horovod.tensorflow as hvd
@@ -9,11 +10,12 @@ import tensorflow as tf
 from tensorflow.core.framework.attr_value_pb2 import AttrValue
 
 from hvdtrain.backends.reduction.low_rank import CommonLowRank, first_factor, matrix_shape, orthonormal
+from hvdtrain.backends.tensorflow.reduction.all_reduce import Reducer
 from hvdtrain.backends.tensorflow.reduction.broadcast import broadcast_variables
-from hvdtrain.backends.tensorflow.reduction.reducer import Reducer
 from hvdtrain.backends.tensorflow.state.model_state import Field
 
 Tensor = Any
+Tensors = Sequence[Tensor]
 
 
 class LowRank(CommonLowRank, Reducer):
@@ -45,9 +47,7 @@ class LowRank(CommonLowRank, Reducer):
 
     def _make_matrices(self, fields: list[Field], seed: int) -> None:
         self._compresses = tf.Variable(True, trainable=False, name="compresses")
-        self._sizes = {
-            id(f.variable): int(np.prod(f.shape)) * tf.as_dtype(f.variable.dtype).size for f in fields
-        }
+        self._sizes = {id(f.variable): prod(f.shape) * tf.as_dtype(f.variable.dtype).size for f in fields}
         self._matrices = {
             id(field.variable): _Matrix(field, self._rank, seed)
             for field in fields
@@ -55,21 +55,19 @@ class LowRank(CommonLowRank, Reducer):
         }
         self._all = list(self._matrices.values())
 
-    def finish(self, gradients: Sequence[Tensor], vector: Tensor = None) -> tuple[list[Tensor], Tensor]:
+    def finish(self, gradients: Tensors, vector: Tensor = None) -> tuple[list[Tensor], Tensor]:
         """Collective. Return the sums of low rank, and that of a vector, which is in the last message."""
         # the vector is in the last message: errors and Q change when all sums of a step have succeeded
         vectors = () if vector is None else (vector,)
         variables = list(self._parameters.values())
         # of an unknown shape, it is that of the parameter
-        gradients = [
-            g if g.shape.is_fully_defined() else tf.ensure_shape(g, v.shape)
-            for v, g in zip(variables, gradients, strict=True)
-        ]
+        pairs = zip(variables, gradients, strict=True)
+        gradients = [g if g.shape.is_fully_defined() else tf.ensure_shape(g, v.shape) for v, g in pairs]
         places = [self._matrices.get(id(variable)) for variable in variables]
         found = zip(places, gradients, strict=True)
         by_matrix = {id(matrix): gradient for matrix, gradient in found if matrix is not None}
         others = [g for matrix, g in zip(places, gradients, strict=True) if matrix is None]
-        factor = None if self._factor is None else self._factor()
+        factor = None if self._loss_scale is None else self._loss_scale.factor
         moments = []
         for matrix in self._all:
             error = matrix.error.read_value()
@@ -89,11 +87,7 @@ class LowRank(CommonLowRank, Reducer):
         return sums, rest[0] if rest else None
 
     def _reduce_compressed(
-        self,
-        moments: Sequence[Tensor],
-        others: Sequence[Tensor],
-        vectors: Sequence[Tensor],
-        factor: Tensor | None,
+        self, moments: Tensors, others: Tensors, vectors: Tensors, factor: Tensor | None
     ) -> list[Tensor]:
         """Collective. Return the sums of the matrices, other gradients and vectors; keep what is left."""
         left = [moment @ matrix.q.read_value() for moment, matrix in zip(moments, self._all, strict=True)]
@@ -113,9 +107,7 @@ class LowRank(CommonLowRank, Reducer):
         self._keep(errors, factors, [*left, *right, *rest], vectors)
         return [*totals, *rest, *vectors]
 
-    def _reduce_uncompressed(
-        self, moments: Sequence[Tensor], others: Sequence[Tensor], vectors: Sequence[Tensor]
-    ) -> list[Tensor]:
+    def _reduce_uncompressed(self, moments: Tensors, others: Tensors, vectors: Tensors) -> list[Tensor]:
         """Collective. Return the sums of the matrices, other gradients and vectors; nothing is left out."""
         summed = self._sum_all("uncompressed", [*moments, *others, *vectors])
         sent = summed[: len(summed) - len(vectors)]
@@ -123,7 +115,7 @@ class LowRank(CommonLowRank, Reducer):
         self._keep([tf.zeros(matrix.shape) for matrix in self._all], factors, sent, summed[len(sent) :])
         return summed
 
-    def _sum_all(self, what: str, tensors: Sequence[Tensor]) -> list[Tensor]:
+    def _sum_all(self, what: str, tensors: Tensors) -> list[Tensor]:
         """Collective. Return the sums of tensors over workers, as one message for each type."""
         if not self._workers.may_reduce:
             return list(tensors)
@@ -133,7 +125,15 @@ class LowRank(CommonLowRank, Reducer):
         messages = [tf.concat([tf.reshape(tensors[i], [-1]) for i in part], 0) for part in by_type.values()]
         if self.clock is not None:
             self.clock.ready(messages)
-        sums = [self._reduce(f"{what}.{message.dtype.name}", message) for message in messages]
+        sums = []
+        for message in messages:
+            name = f"hvdtrain.low_rank.{what}.{message.dtype.name}"
+            # without a mark, TensorFlow merges reductions of tensors that are equal on this worker
+            mark = {"_hvdtrain_low_rank": AttrValue(s=name.encode())}
+            with tf.compat.v1.get_default_graph()._attr_scope(mark):
+                # of an operation in a branch, TensorFlow's name has a number that differs by graph, and
+                # ranks with padding run another graph than those without
+                sums.append(hvd.allreduce(message, op=hvd.Sum, name=name, ignore_name_scope=True))
         if self.clock is not None:
             (self.clock.resumed if what == "p" else self.clock.reduced)(sums)
         found = list(tensors)
@@ -143,22 +143,7 @@ class LowRank(CommonLowRank, Reducer):
                 found[i] = tf.reshape(part, tensors[i].shape)
         return found
 
-    def _reduce(self, what: str, message: Tensor) -> Tensor:
-        name = f"hvdtrain.low_rank.{what}"
-        # without a mark, TensorFlow merges reductions of tensors that are equal on this worker
-        mark = {"_hvdtrain_low_rank": AttrValue(s=name.encode())}
-        with tf.compat.v1.get_default_graph()._attr_scope(mark):
-            # of an operation in a branch, TensorFlow's name has a number that differs by graph, and ranks
-            # with padding run another graph than those without
-            return hvd.allreduce(message, op=hvd.Sum, name=name, ignore_name_scope=True)
-
-    def _keep(
-        self,
-        errors: Sequence[Tensor],
-        factors: Sequence[Tensor],
-        sent: Sequence[Tensor],
-        vectors: Sequence[Tensor],
-    ) -> None:
+    def _keep(self, errors: Tensors, factors: Tensors, sent: Tensors, vectors: Tensors) -> None:
         """Take the errors and Q of a step when all of it has been reduced, and the gradients are finite."""
         is_finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(tensor)) for tensor in sent])
         with tf.control_dependencies([tf.group(*sent, *vectors)]):
@@ -180,7 +165,7 @@ class _Matrix:
         self.q = tf.Variable(self.first, trainable=False, name="q")
 
 
-def _orthonormal(matrices: Sequence[Tensor], refill: Sequence[Any] | None = None) -> list[Tensor]:
+def _orthonormal(matrices: Tensors, refill: Sequence[Any] | None = None) -> list[Tensor]:
     def compute(*arrays: Any) -> list[Any]:
         return orthonormal(arrays, refill)
 

@@ -83,7 +83,7 @@ class ShardedParameters(CommonShardedParameters):
                 variable = native(field.variable)
                 assigned.append(variable.assign(tf.reshape(numbers, variable.shape), read_value=False))
 
-    def _kind_of(self, field: Field) -> tuple[Any, ...]:
+    def _form_of(self, field: Field) -> tuple[Any, ...]:
         if getattr(field.variable, "constraint", None) is not None:
             raise ConfigError(
                 f"{field.path} has a constraint, which Keras applies to whole parameters, and with shard "
@@ -91,10 +91,8 @@ class ShardedParameters(CommonShardedParameters):
                 "Leave shard or the constraint out.",
                 everywhere=True,
             )
-        return tf.as_dtype(field.variable.dtype).size, field.variable.dtype
-
-    def _length_of(self, field: Field) -> Any:
-        return native(field.variable).shape.num_elements()
+        variable = native(field.variable)
+        return variable.shape.num_elements(), variable.dtype.size, field.variable.dtype
 
     def _vector_of(self, field: Field, begin: int, end: int) -> Variable:
         values = tf.reshape(native(field.variable), [-1])[begin:end].numpy()
@@ -117,9 +115,8 @@ class ShardedParameters(CommonShardedParameters):
     def _zeros_of(self, bucket: Bucket) -> NDArray[Any]:
         return np.zeros(bucket.layout.length, bucket.dtype.as_numpy_dtype)
 
-    def _all_to_all(self, part: Tensor, splits: Any, name: str) -> NDArray[Any]:
-        received: NDArray[Any] = hvd.alltoall(part, tf.constant(splits), name=name)[0].numpy()
-        return received
+    def _all_to_all(self, part: Tensor, splits: Any, name: str) -> Any:
+        return hvd.alltoall(part, tf.constant(splits), name=name)[0].numpy()
 
     def _broadcast(self, flat: NDArray[Any], name: str) -> Tensor:
         return hvd.broadcast(tf.constant(flat), 0, name=name)

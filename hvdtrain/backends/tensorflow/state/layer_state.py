@@ -64,9 +64,8 @@ class LayerState:
             given = {name: array for name, array in state.items() if name.startswith(begin)}
             store = self._store(path) | {name.removeprefix(begin): given[name] for name in given}
             known = self._known[path]
-            if store.keys() != known.keys() or not all(
-                np.array_equal(store[key], known[key]) for key in store
-            ):
+            is_known = store.keys() == known.keys()
+            if not is_known or not all(np.array_equal(store[key], known[key]) for key in store):
                 try:
                     _load(layer, store)
                 except Exception as error:
@@ -89,7 +88,11 @@ class LayerState:
                 store[_BOUNDARIES] = np.asarray(layer.bin_boundaries, np.float64)
             return store
         elif hasattr(layer, "save_assets"):
-            store |= _files_of(layer)
+            with tempfile.TemporaryDirectory() as folder:
+                layer.save_assets(folder)
+                for file in sorted(one for one in Path(folder).rglob("*") if one.is_file()):
+                    name = f"{_FILE}{file.relative_to(folder).as_posix()}"
+                    store[name] = np.frombuffer(file.read_bytes(), np.uint8)
         if layer.built:
             layer.save_own_variables(store)
         arrays = {key: np.asarray(native(value)) for key, value in store.items()}
@@ -110,10 +113,8 @@ def _is_own(layer: Layer) -> bool:
     if isinstance(layer, keras.layers.Normalization) and layer.input_mean is not None:
         return False
     modules = {getattr(kind, name).__module__ for name in _METHODS if hasattr(kind, name)}
-    return any(
-        not module.startswith("keras.") or module.startswith("keras.src.layers.preprocessing.")
-        for module in modules
-    )
+    own = "keras.src.layers.preprocessing."
+    return any(module.startswith(own) or not module.startswith("keras.") for module in modules)
 
 
 def _load(layer: Layer, store: Store) -> None:
@@ -146,14 +147,3 @@ def _load(layer: Layer, store: Store) -> None:
     loads = kind.load_own_variables is not keras.Layer.load_own_variables or hasattr(kind, "load_assets")
     if hasattr(kind, "finalize_state") and not loads:
         layer.finalize_state()
-
-
-def _files_of(layer: Layer) -> Store:
-    """Return the files that a layer writes."""
-    with tempfile.TemporaryDirectory() as folder:
-        layer.save_assets(folder)
-        files = [path for path in Path(folder).rglob("*") if path.is_file()]
-        return {
-            f"{_FILE}{path.relative_to(folder).as_posix()}": np.frombuffer(path.read_bytes(), np.uint8)
-            for path in sorted(files)
-        }

@@ -1,20 +1,26 @@
 """Keras models as portable state: every variable found, named and laid out; snapshots of them."""
 
 import copy
-from collections.abc import Collection, Iterable, Iterator
+import re
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import keras
 import numpy as np
 from numpy.typing import NDArray
 
 from hvdtrain.backends.portable.names import Renaming, check_unique
 from hvdtrain.backends.records import PortableState, StateArrays
-from hvdtrain.backends.tensorflow.state.layouts import children, portable_shape, role
 
 Array = NDArray[Any]
 Layer = Any
 Variable = Any
+
+_CONVOLUTIONS = (keras.layers.Conv1D, keras.layers.Conv2D, keras.layers.Conv3D)
+_ATTENTION = (keras.layers.MultiHeadAttention, keras.layers.GroupQueryAttention)
+# what Keras calls a variable that was given no name
+_NO_NAME = re.compile(r"variable(_\d+)?")
 
 
 @dataclass(frozen=True)
@@ -44,20 +50,16 @@ class Field:
 
     def read(self) -> Array:
         """Copy the variable into a portable array."""
-        return _laid_out(_copied(self.variable), self.shape)
+        return _laid_out(self.variable.numpy(), self.shape)  # TensorFlow's numpy() copies
 
     def write(self, state: StateArrays) -> None:
         """Copy the state's array of this name into the variable."""
         self.variable.assign(np.reshape(state[self.name], tuple(self.variable.shape)))
 
 
-def _copied(variable: Variable) -> Array:
-    """Copy a variable's values into memory of their own: a step updates variables in place."""
-    return np.asarray(variable.numpy())  # TensorFlow's numpy() copies
-
-
 def _laid_out(array: Array, shape: tuple[int, ...]) -> Array:
     """Return values their portable shape, and float32 in place of what numpy itself does not have."""
+    array = np.asarray(array)
     if array.dtype.kind == "V" or array.dtype.isbuiltin != 1:
         array = array.astype(np.float32)
     return array.reshape(shape)
@@ -68,23 +70,16 @@ class ModelState:
 
     def __init__(self, model: Layer, renaming: Renaming) -> None:
         trainable = {id(variable) for variable in model.trainable_variables}
+        found = list(_variables(model))
+        known = {id(variable) for variable, *_ in found}
+        # others are held in a way that the walk does not know
+        found += [(v, v.path, tuple(v.shape)) for v in model.weights if id(v) not in known]
+        renaming.check_used(own for _, own, _ in found)
         aliases: dict[int, list[Field]] = {}
-        own_names = []
-        for layer, variable, own in _variables(model):
-            own_names.append(own)
-            shape = portable_shape(layer, variable)
+        for variable, own, shape in found:
             field = Field(renaming(own), own, variable, shape, id(variable) in trainable)
             aliases.setdefault(id(variable), []).append(field)
-        for variable in model.weights:
-            if id(variable) not in aliases:  # held in a way that the walk does not know
-                own_names.append(variable.path)
-                shape = tuple(variable.shape)
-                field = Field(
-                    renaming(variable.path), variable.path, variable, shape, id(variable) in trainable
-                )
-                aliases[id(variable)] = [field]
-        renaming.check_used(own_names)
-        self.fields = [min(found, key=lambda field: renaming.rank(field.own)) for found in aliases.values()]
+        self.fields = [min(fields, key=lambda one: renaming.rank(one.own)) for fields in aliases.values()]
         check_unique((field.path, field.variable.path) for field in self.fields)
 
     def part(self, chosen: Iterable[bool]) -> "ModelState":
@@ -102,22 +97,20 @@ class ModelState:
         for field in self.fields:
             if field.name in names:
                 field.variable.trainable = False
-        self.fields = [
-            replace(field, trainable=False) if field.name in names else field for field in self.fields
-        ]
+        self.train({id(one.variable) for one in self.trainable_fields() if one.name not in names})
 
     def train(self, chosen: Collection[int]) -> None:
         """Take the variables of these identities as those that training changes, and no others."""
         self.fields = [replace(field, trainable=id(field.variable) in chosen) for field in self.fields]
 
 
-def _variables(model: Layer) -> Iterator[tuple[Layer, Variable, str]]:
-    """Return every weight with the layer that holds it and its own name; shared ones once for each path."""
+def _variables(model: Layer) -> Iterator[tuple[Variable, str, tuple[int, ...]]]:
+    """Return every weight with its own name and its portable shape; shared ones once for each path."""
     for path, layer in walk(model):
         inside = {id(v) for _, child in children(layer) for v in child.weights}
         for variable in layer.weights:
             if id(variable) not in inside:
-                yield layer, variable, "/".join((*path, role(layer, variable)))
+                yield variable, "/".join((*path, role(layer, variable))), portable_shape(layer, variable)
 
 
 def walk(
@@ -130,13 +123,68 @@ def walk(
             yield from walk(child, (*path, name) if name else path, (*above, layer))
 
 
+def role(layer: Layer, variable: Variable) -> str:
+    """Return the last part of a variable's portable name: its name in the layer."""
+    if isinstance(layer, keras.layers.RMSNormalization) and variable.name == "scale":
+        return "gamma"
+    own = [*layer._trainable_variables, *layer._non_trainable_variables]
+    if _NO_NAME.fullmatch(variable.name) or sum(other.name == variable.name for other in own) > 1:
+        for attribute, value in vars(layer).items():
+            if value is variable:
+                return attribute
+            if attribute.startswith("_"):  # what Keras keeps for itself
+                continue
+            pairs = enumerate(value) if isinstance(value, list | tuple) else ()
+            for key, part in value.items() if isinstance(value, dict) else pairs:
+                if part is variable:
+                    return f"{attribute}/{key}"
+    return str(variable.name)
+
+
+def portable_shape(layer: Layer, variable: Variable) -> tuple[int, ...]:
+    """Return the shape of a variable's portable array, which has its values in the same order."""
+    shape = tuple(variable.shape)
+    if isinstance(layer, _CONVOLUTIONS) and variable.name == "kernel":
+        *spatial, width, filters = shape
+        if width == 1 and layer.groups > 1:  # depthwise: (..spatial, in, multiplier)
+            return (*spatial, layer.groups, filters // layer.groups)
+    return shape
+
+
+def children(layer: Layer) -> Iterator[tuple[str, Layer]]:
+    """Return the layers right below a layer, each with its names: more than one where it is shared."""
+    below = [child for child in layer._layers if not isinstance(child, keras.layers.InputLayer)]
+    if isinstance(layer, keras.layers.RNN):
+        yield from (("", child) for child in below)  # PyTorch has no cell inside a layer
+    elif isinstance(layer, keras.layers.StackedRNNCells):
+        yield from ((str(i), child) for i, child in enumerate(layer.cells))
+    elif isinstance(layer, (keras.Sequential, *_ATTENTION)) or type(layer).__name__ == "Functional":
+        yield from ((child.name, child) for child in below)
+    else:
+        held = {id(child): child for child in below}
+        # those of a name with _self_ are Keras's and TensorFlow's own bookkeeping
+        kept = [(n, v) for n, v in vars(layer).items() if n != "_layers" and not n.startswith("_self_")]
+        named = [(n, held[key]) for one in kept for n, key in _places(*one) if key in held]
+        found = {id(child) for _, child in named}
+        yield from named
+        yield from ((child.name, child) for child in below if id(child) not in found)
+
+
+def _places(name: str, value: Any) -> Iterator[tuple[str, int]]:
+    if isinstance(value, keras.layers.Layer):
+        yield name, id(value)
+    elif isinstance(value, list | tuple | dict):
+        for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from _places(f"{name}/{key}", item)
+
+
 class TensorFlowSnapshot:
     """A copy of variables on its way to portable state."""
 
-    def __init__(self, fields: Iterable[Field], numbers: PortableState) -> None:
+    def __init__(self, fields: Sequence[Field], numbers: PortableState) -> None:
         self._numbers = numbers
-        self._waiting = [(field.name, field.shape, _copied(field.variable)) for field in fields]
-        self._waiting.reverse()
+        # TensorFlow's numpy() copies: a step updates variables in place
+        self._waiting = [(one.name, one.shape, one.variable.numpy()) for one in reversed(fields)]
 
     def read(self) -> PortableState:
         """Lay the copies out; may be called once, in another thread."""

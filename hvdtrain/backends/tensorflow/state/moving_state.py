@@ -28,7 +28,6 @@ class ExponentialMovingAverage:
             replace(field, variable=average, trainable=False, prefix=PREFIX)
             for field, average in zip(fields, self._averages, strict=True)
         ]
-        self._none = tf.constant(0.0)
 
     def renewed(self, model: ModelState) -> "ExponentialMovingAverage":
         """Return the average of the variables that are trainable now; what is new starts from its weights."""
@@ -40,9 +39,8 @@ class ExponentialMovingAverage:
 
     def share(self, step: int) -> Tensor:
         """Return the part of the average that a step's weights make up."""
-        if not self._averages:
-            return self._none
-        return tf.constant(np.asarray(share_of_new(step, self.decay), np.float32))  # as the learning rate
+        # as the learning rate
+        return tf.constant(np.asarray(share_of_new(step, self.decay) if self._averages else 0, np.float32))
 
     def update(self, share: Tensor) -> None:
         """Take in the weights that a step has given, as that part of the average; in a compiled step."""
@@ -84,7 +82,11 @@ class MovingState:
     """The values before a step of what a forward pass, or a task's own step, changes before it succeeds."""
 
     def __init__(self, model: Layer, changed_early: Sequence[Variable] = ()) -> None:
-        variables = [*_moving_variables(model), *changed_early]
+        # what a forward pass may change: no parameters, but kernels of spectral normalisation
+        layers = {id(layer): layer for layer in model._flatten_layers()}.values()
+        variables = [v for layer in layers for v in layer._non_trainable_variables]
+        variables += [one.kernel for one in layers if isinstance(one, keras.layers.SpectralNormalization)]
+        variables += changed_early
         self._variables = list({id(native(v)): native(v) for v in variables}.values())
         self._copies = [tf.Variable(v, trainable=False, name="before_step") for v in self._variables]
         self._keep = _compiled_copy(self._variables, self._copies)
@@ -94,22 +96,14 @@ class MovingState:
     def keep(self) -> None:
         """Copy the variables; called before each step. Local: no collective."""
         self._is_kept = False
-        if self._variables:
-            self._keep()
+        self._keep()
         self._is_kept = True
 
     def restore(self) -> None:
         """Give the variables the values that they had before the step that failed, if one was begun."""
-        if self._is_kept and self._variables:
+        if self._is_kept:
             self._restore()
         self._is_kept = False
-
-
-def _moving_variables(model: Layer) -> list[Variable]:
-    """Return what a forward pass may change: no parameters, but kernels of spectral normalisation."""
-    layers = {id(layer): layer for layer in model._flatten_layers()}.values()
-    found = [variable for layer in layers for variable in layer._non_trainable_variables]
-    return found + [layer.kernel for layer in layers if isinstance(layer, keras.layers.SpectralNormalization)]
 
 
 def _compiled_copy(sources: Sequence[Variable], targets: Sequence[Variable]) -> Any:

@@ -1,13 +1,14 @@
 """Copying tensors of any kind from one worker to all, byte by byte; Horovod itself takes few kinds."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
 from functools import partial
 from types import MappingProxyType
 from typing import Any
 
 import horovod.torch as hvd
 import torch
+from torch import nn
 
 from hvdtrain.backends.torch.state.model_state import ModelState
 from hvdtrain.backends.torch.state.tensors import set_values, strided_parts
@@ -15,7 +16,6 @@ from hvdtrain.backends.workers import peer_errors
 from hvdtrain.errors import ExchangeError
 from hvdtrain.workers import wire
 from hvdtrain.workers.agreement import Workers, assert_consistent
-from hvdtrain.workers.wire_types import travels
 
 # waits for one message and returns what came
 Wait = Callable[[], torch.Tensor]
@@ -25,17 +25,13 @@ _MESSAGE_BYTES = 1 << 30  # MPI counts in 32 bits
 _UNDER_WAY_BYTES = 1 << 26  # at once: Horovod may copy a GPU's tensors to the host
 
 
-def broadcast_model(model: torch.nn.Module, state: ModelState, workers: Workers, root: int) -> None:
+def broadcast_model(model: nn.Module, state: ModelState, workers: Workers, root: int) -> None:
     """Collective. Copy the root's parameters, buffers with their shapes, and extra states to all."""
     named = [*model.named_parameters(), *model.named_buffers()]
     parts = [(f"{name}{part}", one) for name, tensor in named for part, one in strided_parts(tensor)]
     # with their places: tensors and gradients travel in the model's order
     forms = {
-        f"the model's {name}": (
-            place,
-            str(one.dtype),
-            isinstance(one, torch.nn.Parameter) and tuple(one.shape),
-        )
+        f"the model's {name}": (place, str(one.dtype), isinstance(one, nn.Parameter) and tuple(one.shape))
         for place, (name, one) in enumerate(parts)
     }
     assert_consistent(workers, forms, "torch_model() must make the same model on every worker.")
@@ -65,7 +61,7 @@ def broadcast_tensors(
     size = 0
     try:
         for number, tensor in enumerate(tensors):
-            memory = _as_bytes(tensor)
+            memory = bytes_of(tensor)
             if memory.data_ptr() != tensor.data_ptr():
                 copies.append((tensor, memory))
             for place, piece in enumerate(torch.split(memory, _MESSAGE_BYTES) if len(memory) else ()):
@@ -92,24 +88,9 @@ def wait_for_all(waits: Sequence[Wait]) -> list[torch.Tensor]:
     return sums
 
 
-def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor's numbers as bytes, in its own memory if they lie there in the order of its axes."""
     return tensor.detach().resolve_conj().resolve_neg().contiguous().view(-1).view(torch.uint8)
-
-
-@travels
-@dataclass(frozen=True)
-class SlotForm:
-    """A tensor that an optimizer keeps, without its numbers."""
-
-    shape: tuple[int, ...]
-    kind: str  # of its numbers, such as "float32"
-    on_cpu: bool
-
-    def fits(self, value: Any) -> bool:
-        """Return whether a value is such a tensor, wherever it is."""
-        is_tensor = isinstance(value, torch.Tensor)
-        return is_tensor and (tuple(value.shape), value.dtype) == (self.shape, getattr(torch, self.kind))
 
 
 def broadcast_optimizer(optimizer: torch.optim.Optimizer, workers: Workers, root: int) -> None:
@@ -122,42 +103,38 @@ def broadcast_optimizer(optimizer: torch.optim.Optimizer, workers: Workers, root
     if workers.rank != root:
         devices = [*(None for _ in groups), *(parameter.device for parameter in parameters)]
         for holder, values, device in zip(holders, received, devices, strict=True):
-            _follow_holder(holder, values, device)
+            for key in (
+                holder.keys() - values.keys() if device is not None else ()
+            ):  # slots that the root lacks
+                del holder[key]
+            for key, (value, form) in values.items():
+                holder[key] = value if form is None else _fitting(holder.get(key), form, device)
         own = zip(parameters, holders[len(groups) :], strict=True)
         optimizer.state.update({parameter: slots for parameter, slots in own if slots})
     with peer_errors():
         named = zip(holders, received, strict=True)
-        tensors = [h[key] for h, of_one in named for key, v in of_one.items() if isinstance(v, SlotForm)]
+        tensors = [h[key] for h, of_one in named for key, (_, form) in of_one.items() if form is not None]
         broadcast_tensors(tensors, root, label="slot")
 
 
-def _described(holder: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what can travel of a group's options, or of a parameter's slots."""
-    found = {
-        key: SlotForm(tuple(value.shape), str(value.dtype).removeprefix("torch."), value.device.type == "cpu")
-        if isinstance(value, torch.Tensor)
-        else value
-        for key, value in holder.items()
-        if key != "params"
-    }
-    return {key: value for key, value in found.items() if _can_travel(value)}
+def _described(holder: Mapping[str, Any]) -> dict[str, tuple[Any, tuple[Any, ...] | None]]:
+    """Return what can travel of a group's options, or of a parameter's slots; of tensors their form."""
+    found: dict[str, tuple[Any, tuple[Any, ...] | None]] = {}
+    for key, value in holder.items():
+        if isinstance(value, torch.Tensor):
+            kind = str(value.dtype).removeprefix("torch.")
+            found[key] = None, (tuple(value.shape), kind, value.device.type == "cpu")
+        elif key != "params":
+            with suppress(ExchangeError):
+                wire.encode(value)
+                found[key] = value, None
+    return found
 
 
-def _follow_holder(holder: dict[str, Any], values: Mapping[str, Any], device: torch.device | None) -> None:
-    """Take the root's values; of slots, which have a device, none that it lacks."""
-    for key in holder.keys() - values.keys() if device is not None else ():
-        del holder[key]
-    for key, value in values.items():
-        if not isinstance(value, SlotForm):
-            holder[key] = value
-        elif not value.fits(holder.get(key)):
-            place = torch.device("cpu") if value.on_cpu else device
-            holder[key] = torch.empty(value.shape, dtype=getattr(torch, value.kind), device=place)
-
-
-def _can_travel(value: Any) -> bool:
-    try:
-        wire.encode(value)
-    except ExchangeError:
-        return False
-    return True
+def _fitting(value: Any, form: tuple[Any, ...], device: torch.device | None) -> torch.Tensor:
+    """Return a tensor of this form: the value if it is one, wherever it is."""
+    shape, kind, on_cpu = form
+    dtype = getattr(torch, kind)
+    if isinstance(value, torch.Tensor) and (tuple(value.shape), value.dtype) == (shape, dtype):
+        return value
+    return torch.empty(shape, dtype=dtype, device=torch.device("cpu") if on_cpu else device)

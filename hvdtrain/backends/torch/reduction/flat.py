@@ -1,4 +1,4 @@
-"""PyTorch's gradients as parts of few flat tensors; as in ``tensorflow/reduction/flat.py``."""
+"""PyTorch's gradients as parts of few flat tensors; as in ``tensorflow/reduction/all_reduce.py``."""
 
 import sys
 from collections.abc import Mapping, Sequence
@@ -103,10 +103,8 @@ class Bucket:
 
     def _moved(self) -> set[int]:
         """Return the places of the parts that somebody has given other memory."""
-        places = list(map(torch.Tensor.data_ptr, self.parts))
-        if places == self._places:
-            return set()
-        return {i for i, (now, own) in enumerate(zip(places, self._places, strict=True)) if now != own}
+        pairs = zip(map(torch.Tensor.data_ptr, self.parts), self._places, strict=True)
+        return {i for i, (now, own) in enumerate(pairs) if now != own}
 
     def _leave_to_others(self) -> None:
         """Take other memory if somebody still has a gradient of an earlier step, or a part other memory."""

@@ -7,12 +7,15 @@ from typing import Any
 import horovod.torch as hvd
 import numpy as np
 import torch
+from torch import Tensor
 
 from hvdtrain.backends.reduction.low_rank import CommonLowRank, first_factor, matrix_shape, orthonormal
+from hvdtrain.backends.torch.reduction.all_reduce import Reducer
 from hvdtrain.backends.torch.reduction.broadcast import broadcast_tensors, wait_for_all
 from hvdtrain.backends.torch.reduction.flat import laid_out_as
-from hvdtrain.backends.torch.reduction.reducer import Reducer
 from hvdtrain.backends.torch.state.model_state import Field
+
+Tensors = Sequence[Tensor]
 
 
 class LowRank(CommonLowRank, Reducer):
@@ -28,7 +31,7 @@ class LowRank(CommonLowRank, Reducer):
         """Collective. Copy what the root keeps to every worker."""
         broadcast_tensors(self.tensors.values(), root, label="reducer")
 
-    def _read(self, name: str, tensor: torch.Tensor, is_part: bool) -> Any:
+    def _read(self, name: str, tensor: Tensor, is_part: bool) -> Any:
         if is_part and self._workers.size > 1:
             hvd.allreduce_(_dense(tensor), op=hvd.Sum, name=f"hvdtrain.{name}")
         array = tensor.cpu().numpy().copy()
@@ -36,28 +39,25 @@ class LowRank(CommonLowRank, Reducer):
             tensor.div_(self._workers.size)
         return array
 
-    def _set(self, tensor: torch.Tensor, values: Any) -> None:
+    def _set(self, tensor: Tensor, values: Any) -> None:
         tensor.copy_(torch.from_numpy(values))
 
     def _make_matrices(self, fields: list[Field], seed: int) -> None:
-        by_tensor: dict[int, list[Field]] = {}
+        by_tensor: dict[Tensor, list[Field]] = {}
         for field in fields:
             for tensor in field.tensors:
-                by_tensor.setdefault(id(tensor), []).append(field)
-        known = {id(tensor): tensor for field in fields for tensor in field.tensors}
-        self._sizes = {key: tensor.numel() * tensor.element_size() for key, tensor in known.items()}
+                by_tensor.setdefault(tensor, []).append(field)
+        self._sizes = {id(tensor): tensor.nbytes for tensor in by_tensor}
         self._matrices = {
-            key: [_Matrix(field, self._rank, seed) for field in parts]
-            for key, parts in by_tensor.items()
-            if known[key].dtype == torch.float32
+            id(tensor): [_Matrix(field, self._rank, seed) for field in parts]
+            for tensor, parts in by_tensor.items()
+            if tensor.dtype == torch.float32
             and all(len(f.tensors) == 1 and matrix_shape(f.shape, self._rank) for f in parts)
         }
         self._all = [matrix for matrices in self._matrices.values() for matrix in matrices]
 
     @torch.no_grad()
-    def finish(
-        self, gradients: Sequence[torch.Tensor], vector: torch.Tensor | None = None
-    ) -> tuple[list[torch.Tensor], Any]:
+    def finish(self, gradients: Tensors, vector: Tensor | None = None) -> tuple[list[Tensor], Any]:
         """Collective. Return the sums of low rank; sum a vector in place, which is in the last message."""
         # the vector is in the last message: errors and Q change when all sums of a step have succeeded
         vectors = () if vector is None else (vector,)
@@ -66,7 +66,7 @@ class LowRank(CommonLowRank, Reducer):
         places = zip(tensors, gradients, strict=True)
         pairs = [(m, gradient) for tensor, gradient in places for m in self._matrices.get(id(tensor), ())]
         others = [g for t, g in zip(tensors, gradients, strict=True) if id(t) not in self._matrices]
-        factor = 1.0 if self._factor is None else float(self._factor())
+        factor = 1.0 if self._loss_scale is None else float(self._loss_scale.factor)
         for matrix, gradient in pairs:
             torch.add(matrix.take(gradient), matrix.error, alpha=factor, out=matrix.moment)
         if self._compresses and self._all:
@@ -81,9 +81,7 @@ class LowRank(CommonLowRank, Reducer):
             self._keep(factors, factor)
         return found, vector
 
-    def _reduce_compressed(
-        self, others: Sequence[torch.Tensor], vectors: Sequence[torch.Tensor]
-    ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    def _reduce_compressed(self, others: Tensors, vectors: Tensors) -> tuple[list[Tensor], list[Tensor]]:
         """Collective. Leave the sums in ``total``; return what was reduced, and the sums of the Q_i."""
         left = [matrix.moment @ matrix.q for matrix in self._all]
         sent = self._sum_all("p", [*left, *others])
@@ -98,26 +96,20 @@ class LowRank(CommonLowRank, Reducer):
             matrix.total = p, q
         return sent, right
 
-    def _sum_all(
-        self, what: str, tensors: Sequence[torch.Tensor], vectors: Sequence[torch.Tensor] = ()
-    ) -> list[torch.Tensor]:
+    def _sum_all(self, what: str, tensors: Tensors, vectors: Tensors = ()) -> list[Tensor]:
         """Collective. Sum tensors and vectors over workers in place by one message for each type."""
-        by_type: dict[torch.dtype, list[torch.Tensor]] = {}
+        by_type: dict[torch.dtype, list[Tensor]] = {}
         for tensor in (*tensors, *vectors):
             by_type.setdefault(tensor.dtype, []).append(tensor)
         flat = [torch.cat([tensor.view(-1) for tensor in part]) for part in by_type.values()]
-        of_gradients = [
-            message[: len(message) - sum(v.numel() for v in vectors if v.dtype == message.dtype)]
-            for message in flat
-        ]
+        rest = {kind: sum(v.numel() for v in vectors if v.dtype == kind) for kind in by_type}
+        of_gradients = [message[: len(message) - rest[message.dtype]] for message in flat]
         if self._workers.size == 1:
             return of_gradients
         if self.clock is not None:
             self.clock.ready()
-        handles = [
-            hvd.allreduce_async_(message, op=hvd.Sum, name=f"hvdtrain.low_rank.{what}.{message.dtype}")
-            for message in flat
-        ]
+        name = f"hvdtrain.low_rank.{what}"
+        handles = [hvd.allreduce_async_(one, op=hvd.Sum, name=f"{name}.{one.dtype}") for one in flat]
         wait_for_all([partial(hvd.synchronize, handle) for handle in handles])
         if self.clock is not None:
             (self.clock.resumed if what == "p" else self.clock.reduced)()
@@ -126,7 +118,7 @@ class LowRank(CommonLowRank, Reducer):
                 tensor.view(-1).copy_(values)
         return of_gradients
 
-    def _keep(self, factors: Sequence[torch.Tensor], factor: float) -> None:
+    def _keep(self, factors: Tensors, factor: float) -> None:
         """Take the errors and Q of a step of which all has been reduced, and the gradients are finite."""
         if not factors:
             for matrix in self._all:
@@ -147,23 +139,31 @@ class _Matrix:
         assert shape is not None  # those without one travel as they are
         (tensor,) = field.tensors
         self.path, self.portable_shape, self.shape = field.path, field.shape, shape
-        self._strides, order = _placement(field, tensor)
-        self._order = order.to(tensor.device)
+        # where the portable array's numbers lie in the tensor in C order: strides and offset, or indices
+        base = np.arange(tensor.numel(), dtype=np.int64).reshape(tuple(tensor.shape))
+        portable = field.layout.to_portable([base if field.rows is None else base[field.rows]])
+        self._strides: tuple[tuple[int, ...], int] | None = None
+        if np.shares_memory(portable, base):
+            strides = tuple(stride // base.itemsize for stride in portable.strides)
+            self._strides = strides, int(portable.flat[0])
+        else:
+            order = torch.from_numpy(np.ascontiguousarray(portable).reshape(-1))
+            self._order = order.to(tensor.device)
         # what this worker has not sent yet, and room for the gradient plus that, whose rest is the next error
         self.error = torch.zeros_like(self.take(tensor.detach().contiguous()))
         self.moment = torch.zeros_like(self.error)
         self.first = first_factor(field.path, shape[1], rank, seed)
         self.q = torch.tensor(self.first, device=tensor.device)
         # P and Q, whose product the sum over workers is; None if that is in ``moment``
-        self.total: tuple[torch.Tensor, torch.Tensor] | None = None
+        self.total: tuple[Tensor, Tensor] | None = None
 
-    def take(self, gradient: torch.Tensor) -> torch.Tensor:
+    def take(self, gradient: Tensor) -> Tensor:
         """Return the matrix of a gradient, as a view where its layout allows one."""
         if self._strides is None:
             return gradient.reshape(-1)[self._order].view(self.shape)
         return self._view(gradient).reshape(self.shape)
 
-    def put(self, gradient: torch.Tensor) -> None:
+    def put(self, gradient: Tensor) -> None:
         """Write the sum over workers into a gradient."""
         total, self.total = self.total, None
         matrix = self.moment if total is None else total[0] @ total[1].T
@@ -172,26 +172,16 @@ class _Matrix:
         else:
             self._view(gradient).copy_(matrix.reshape(self.portable_shape))
 
-    def _view(self, gradient: torch.Tensor) -> torch.Tensor:
+    def _view(self, gradient: Tensor) -> Tensor:
         strides, offset = self._strides or ((), 0)
         return gradient.as_strided(self.portable_shape, strides, gradient.storage_offset() + offset)
 
 
-def _dense(matrix: torch.Tensor) -> torch.Tensor:
+def _dense(matrix: Tensor) -> Tensor:
     """Return a matrix whose memory has no gaps so that it is contiguous: itself or its transpose."""
     return matrix if matrix.is_contiguous() else matrix.T
 
 
-def _orthonormal(matrices: Sequence[torch.Tensor], refill: Sequence[Any] | None = None) -> list[torch.Tensor]:
+def _orthonormal(matrices: Tensors, refill: Sequence[Any] | None = None) -> list[Tensor]:
     found = orthonormal([matrix.cpu().numpy() for matrix in matrices], refill)
     return [torch.from_numpy(array).to(m.device) for array, m in zip(found, matrices, strict=True)]
-
-
-def _placement(field: Field, tensor: torch.Tensor) -> tuple[tuple[tuple[int, ...], int] | None, torch.Tensor]:
-    """Return where a portable array's numbers lie in a tensor in C order: strides and offset, or indices."""
-    base = np.arange(tensor.numel(), dtype=np.int64).reshape(tuple(tensor.shape))
-    portable = field.layout.to_portable([base if field.rows is None else base[field.rows]])
-    if np.shares_memory(portable, base):
-        first = int(portable.flat[0])
-        return (tuple(stride // base.itemsize for stride in portable.strides), first), torch.empty(0)
-    return None, torch.from_numpy(np.ascontiguousarray(portable).reshape(-1))

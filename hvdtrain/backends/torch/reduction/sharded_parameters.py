@@ -1,6 +1,6 @@
 """PyTorch's parameters divided among the workers, and gradients of which each gets the sum of its part."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -9,8 +9,8 @@ import horovod.torch as hvd
 import torch
 
 from hvdtrain.backends.reduction.shards import CommonBucket, CommonShardedParameters, Values
+from hvdtrain.backends.torch.reduction.all_reduce import Reducer
 from hvdtrain.backends.torch.reduction.broadcast import wait_for_all
-from hvdtrain.backends.torch.reduction.reducer import Reducer
 from hvdtrain.backends.torch.state.model_state import Entry
 from hvdtrain.config.values import compression_of
 from hvdtrain.errors import TaskError
@@ -28,25 +28,14 @@ class Bucket(CommonBucket):
         first: torch.Tensor = self.entries[0].tensor
         return {"dtype": first.dtype, "device": first.device}
 
-    def take_gradients(self) -> torch.Tensor:
-        """Return a vector with the gradients of the bucket, zeros for none; the parameters lose them."""
-        flat = torch.zeros(self.layout.length, **self.kind)
-        for entry, view in zip(self.entries, self.views(flat), strict=True):
-            gradient, entry.tensor.grad = entry.tensor.grad, None
-            if gradient is not None:
-                view.copy_(gradient.to_dense() if gradient.is_sparse else gradient)
-        return flat
-
     def by_tensor(self, flat: torch.Tensor) -> dict[int, torch.Tensor]:
         """Return the parameters' places by the identities of these."""
         return {id(e.tensor): view for e, view in zip(self.entries, self.views(flat), strict=True)}
 
     def views(self, flat: torch.Tensor) -> list[torch.Tensor]:
         """Return the parameters' places in a vector with the whole bucket, laid out as the parameters."""
-        return [
-            flat.as_strided(entry.tensor.shape, entry.tensor.stride(), self.layout.begins[entry.path])
-            for entry in self.entries
-        ]
+        places = [(entry.tensor, self.layout.begins[entry.path]) for entry in self.entries]
+        return [flat.as_strided(tensor.shape, tensor.stride(), begin) for tensor, begin in places]
 
 
 class ShardedParameters(CommonShardedParameters):
@@ -94,14 +83,12 @@ class ShardedParameters(CommonShardedParameters):
             for rank, segments in enumerate(bucket.layout.segments):
                 for segment in segments:
                     memory = memory_of(entries[segment.name])[segment.begin : segment.end]
-                    if segment.length >= _LARGE:
+                    if len(memory) >= _LARGE:
                         message = f"hvdtrain.{name}.{segment.name}.{segment.begin}"
                         under_way.append(hvd.broadcast_async_(memory, rank, name=message))
                     else:
-                        kind = small.setdefault(
-                            (memory.dtype, memory.device), [[] for _ in range(self.workers.size)]
-                        )
-                        kind[rank].append(memory)
+                        key = memory.dtype, memory.device
+                        small.setdefault(key, [[] for _ in range(self.workers.size)])[rank].append(memory)
         wait_for_all([partial(hvd.synchronize, handle) for handle in under_way])
         for number, ((dtype, device), ranks) in enumerate(small.items()):
             own = ranks[self.workers.rank] or [torch.empty(0, dtype=dtype, device=device)]
@@ -112,12 +99,9 @@ class ShardedParameters(CommonShardedParameters):
     def _find_places(self) -> list[int]:
         return [entry.tensor.data_ptr() for entry in self.entries]
 
-    def _kind_of(self, entry: Entry) -> tuple[Any, ...]:
-        _make_dense(entry.tensor)
-        return entry.tensor.itemsize, entry.tensor.dtype, entry.tensor.device
-
-    def _length_of(self, entry: Entry) -> int:
-        return entry.tensor.numel()
+    def _form_of(self, entry: Entry) -> tuple[Any, ...]:
+        _make_dense(tensor := entry.tensor)
+        return tensor.numel(), tensor.itemsize, tensor.dtype, tensor.device
 
     def _vector_of(self, entry: Entry, begin: int, end: int) -> torch.Tensor:
         return memory_of(entry.tensor)[begin:end]
@@ -139,9 +123,8 @@ class ShardedParameters(CommonShardedParameters):
     def _zeros_of(self, bucket: Bucket) -> torch.Tensor:
         return torch.zeros(bucket.layout.length, **bucket.kind)
 
-    def _all_to_all(self, part: torch.Tensor, splits: Any, name: str) -> torch.Tensor:
-        received: torch.Tensor = hvd.alltoall(part, torch.from_numpy(splits), name=name)[0]
-        return received.cpu()
+    def _all_to_all(self, part: torch.Tensor, splits: Any, name: str) -> Any:
+        return hvd.alltoall(part, torch.from_numpy(splits), name=name)[0].cpu()
 
     def _broadcast(self, flat: torch.Tensor, name: str) -> torch.Tensor:
         hvd.broadcast_(flat, 0, name=name)
@@ -166,7 +149,7 @@ class Sharded(Reducer):
         self._hooks: list[Any] = []
         self._is_in_pass = False
         self._missing: list[set[str]] = []  # of each bucket, what the backward pass has not completed
-        self._sent: dict[int, Callable[[], None]] = {}  # waits for what a bucket receives
+        self._sent: dict[int, tuple[Any, int]] = {}  # of buckets: handle, and what multiplied the numbers
         self._sums: list[torch.Tensor] = []
 
     @property
@@ -183,10 +166,8 @@ class Sharded(Reducer):
         self._sent.clear()
         for bucket in self._buckets if parameters else ():
             for entry in bucket.entries:
-                hook = entry.tensor.register_post_accumulate_grad_hook(
-                    partial(self._complete, bucket, entry.path)
-                )
-                self._hooks.append(hook)
+                complete = partial(self._complete, bucket, entry.path)
+                self._hooks.append(entry.tensor.register_post_accumulate_grad_hook(complete))
 
     def follow(self, in_warmup: bool = False, passes: int = 1) -> None:
         """Begin the sums of the next step. Local: no collective."""
@@ -235,20 +216,27 @@ class Sharded(Reducer):
 
     @torch.no_grad()
     def _send(self, bucket: Bucket) -> None:
-        """Begin to send the gradients of a bucket, and drop them."""
+        """Begin to send the gradients of a bucket, zeros for none, and drop them."""
         self._receive(bucket)  # of the micro-batch before
-        flat, factor = bucket.take_gradients(), 1
+        flat, factor = torch.zeros(bucket.layout.length, **bucket.kind), 1
+        for entry, view in zip(bucket.entries, bucket.views(flat), strict=True):
+            gradient, entry.tensor.grad = entry.tensor.grad, None
+            if gradient is not None:
+                view.copy_(gradient.to_dense() if gradient.is_sparse else gradient)
         if flat.dtype == torch.float32 and self._kind != torch.float32:
             factor = self._factor
             flat = (flat.mul_(factor) if factor != 1 else flat).to(self._kind).view(torch.int16)
         handle = hvd.alltoall_async(flat, name=f"hvdtrain.gradients.{bucket.number}")
         others = list(self._sent)
-        self._sent[bucket.number] = partial(self._add, handle, bucket, factor)
+        self._sent[bucket.number] = handle, factor
         for other in others:  # each takes the memory of its bucket twice
             self._receive(self._buckets[other])
 
-    def _add(self, handle: Any, bucket: Bucket, factor: int) -> None:
-        """Wait for what a bucket receives, and add it to this worker's part of the gradients."""
+    def _receive(self, bucket: Bucket) -> None:
+        """Wait for what a bucket receives, if it was sent, and add it to this worker's part of the sums."""
+        if bucket.number not in self._sent:
+            return
+        handle, factor = self._sent.pop(bucket.number)
         received, _ = hvd.synchronize(handle)
         kind = bucket.kind["dtype"]
         if received.dtype == torch.int16:
@@ -256,10 +244,6 @@ class Sharded(Reducer):
         total = self._sums[bucket.number]
         for part in received.view(self._workers.size, bucket.layout.part):
             total += part.to(kind) if factor == 1 else part.to(kind).div_(factor)
-
-    def _receive(self, bucket: Bucket) -> None:
-        if (wait := self._sent.pop(bucket.number, None)) is not None:
-            wait()
 
 
 def memory_of(tensor: torch.Tensor) -> torch.Tensor:

@@ -10,21 +10,12 @@ from torch import nn
 
 Array = NDArray[Any]
 
-_CONVOLUTIONS = (
-    *(nn.Conv1d, nn.Conv2d, nn.Conv3d),
-    *(nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d),
-)
-_STATISTIC_NORMS = (
-    *(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm),
-    *(nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d),
-)
+_CONVOLUTIONS = nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d
+_BATCH_NORMS = nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm
+_STATISTIC_NORMS = *_BATCH_NORMS, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d
 _NORMS = (*_STATISTIC_NORMS, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
-_NORM_ROLES = {
-    "weight": "gamma",
-    "bias": "beta",
-    "running_mean": "moving_mean",
-    "running_var": "moving_variance",
-}
+_NORM_ROLES = {"weight": "gamma", "bias": "beta"}
+_NORM_ROLES |= {"running_mean": "moving_mean", "running_var": "moving_variance"}
 
 
 @dataclass(frozen=True)
@@ -102,20 +93,17 @@ def _attention(module: nn.MultiheadAttention) -> list[Rule]:
         else:
             found.append(Rule(f"{name}/kernel", ("in_proj_weight",), into, rows))
         found.append(Rule(f"{name}/bias", ("in_proj_bias",), per_head, rows))
-    found.append(Rule("attention_output/kernel", ("out_proj.weight",), out))
-    found.append(Rule("attention_output/bias", ("out_proj.bias",), SAME))
-    return found
+    kernel = Rule("attention_output/kernel", ("out_proj.weight",), out)
+    return [*found, kernel, Rule("attention_output/bias", ("out_proj.bias",), SAME)]
 
 
 def _recurrent(module: nn.RNNBase) -> list[Rule]:
+    directions = {"forward_layer/": "", "backward_layer/": "_reverse"} if module.bidirectional else {"": ""}
     found = []
     for layer in range(module.num_layers):
         place = f"{layer}/" if module.num_layers > 1 else ""
-        if not module.bidirectional:
-            found += _gated(module.mode, place, f"_l{layer}")
-        else:
-            found += _gated(module.mode, f"{place}forward_layer/", f"_l{layer}")
-            found += _gated(module.mode, f"{place}backward_layer/", f"_l{layer}_reverse")
+        for direction, suffix in directions.items():
+            found += _gated(module.mode, place + direction, f"_l{layer}{suffix}")
     return found
 
 
@@ -127,17 +115,11 @@ def _gated(mode: str, place: str, suffix: str) -> list[Rule]:
     """
     swap = _swap_gates if mode == "GRU" else (lambda array: array)
     kernel = _one(lambda w: swap(w).T, lambda k: swap(k.T))
-    stacked = Layout(
-        lambda biases: np.stack([swap(b) for b in biases]), lambda bias: [swap(bias[0]), swap(bias[1])]
-    )
+    stacked = Layout(lambda biases: np.stack(list(map(swap, biases))), lambda bias: list(map(swap, bias[:2])))
     return [
         Rule(f"{place}kernel", (f"weight_ih{suffix}",), kernel),
         Rule(f"{place}recurrent_kernel", (f"weight_hh{suffix}",), kernel),
-        Rule(
-            f"{place}bias",
-            (f"bias_ih{suffix}", f"bias_hh{suffix}"),
-            stacked if mode == "GRU" else _SUMMED,
-        ),
+        Rule(f"{place}bias", (f"bias_ih{suffix}", f"bias_hh{suffix}"), stacked if mode == "GRU" else _SUMMED),
     ]
 
 

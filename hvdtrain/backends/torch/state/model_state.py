@@ -116,22 +116,19 @@ class ModelState:
 
     def __init__(self, model: nn.Module, renaming: Renaming) -> None:
         aliases: dict[Any, list[Field]] = {}
-        own_names = []
         for found in _fields(model):
-            own_names.append(found.own)
             key = tuple(id(tensor) for tensor in found.tensors), str(found.rows)
             aliases.setdefault(key, []).append(found)
-        renaming.check_used(own_names)
+        renaming.check_used(field.own for fields in aliases.values() for field in fields)
         chosen = [min(fields, key=lambda field: renaming.rank(field.own)) for fields in aliases.values()]
-        self.fields = [_renamed(field, renaming) for field in chosen]
+        paths = [(one, tuple(map(renaming, one.tensor_paths))) for one in chosen]
+        self.fields = [replace(one, path=renaming(one.own), tensor_paths=own) for one, own in paths]
         check_unique((field.path, " with ".join(field.torch_names)) for field in self.fields)
-        by_tensor = {
-            id(t): Entry(path, t, isinstance(t, nn.Parameter) and t.requires_grad)
-            for field in reversed(self.fields)
-            for t, path in zip(field.tensors, field.tensor_paths, strict=True)
-        }
-        in_order = dict.fromkeys(id(t) for field in self.fields for t in field.tensors)
-        self.entries = [by_tensor[key] for key in in_order]
+        entries: dict[int, Entry] = {}
+        for field in self.fields:
+            for t, path in zip(field.tensors, field.tensor_paths, strict=True):
+                entries.setdefault(id(t), Entry(path, t, isinstance(t, nn.Parameter) and t.requires_grad))
+        self.entries = list(entries.values())
         check_unique((entry.path, entry.path) for entry in self.entries)
         self._with_extra = {
             f"{_PRIVATE}model/{'/'.join((*path, 'extra_state'))}": module
@@ -147,10 +144,8 @@ class ModelState:
             try:
                 found[name] = np.frombuffer(wire.encode(_sent(module.get_extra_state())), np.uint8)
             except ExchangeError as error:
-                raise TaskError(
-                    f"get_extra_state() of {type(module).__name__} cannot be saved: {error.problem}",
-                    error.remedy,
-                ) from None
+                problem = f"get_extra_state() of {type(module).__name__} cannot be saved: {error.problem}"
+                raise TaskError(problem, error.remedy) from None
         return found
 
     def load_extra_states(self, state: StateArrays) -> None:
@@ -182,19 +177,11 @@ class ModelState:
         for entry in self.entries:
             if id(entry.tensor) in frozen:
                 entry.tensor.requires_grad_(False)
-        self.entries = [
-            replace(entry, trainable=False) if id(entry.tensor) in frozen else entry for entry in self.entries
-        ]
+        self.train({id(entry.tensor) for entry in self.entries if entry.trainable} - frozen.keys())
 
     def train(self, chosen: Collection[int]) -> None:
         """Take the parameters of these identities as those that training changes, and no others."""
         self.entries = [replace(entry, trainable=id(entry.tensor) in chosen) for entry in self.entries]
-
-
-def _renamed(field: Field, renaming: Renaming) -> Field:
-    return replace(
-        field, path=renaming(field.own), tensor_paths=tuple(renaming(path) for path in field.tensor_paths)
-    )
 
 
 def _walk(module: nn.Module, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], nn.Module]]:
@@ -218,21 +205,22 @@ def _fields(model: nn.Module) -> Iterator[Field]:
                 named |= places
                 yield _field(path, rule, tensors)
         taken |= named
+        # such as observers, which load buffers in a way of their own, and then resize them
+        resizes = type(module)._load_from_state_dict is not nn.Module._load_from_state_dict
+        resizes = resizes and not isinstance(module, nn.modules.batchnorm._NormBase)
         for name, tensor in _own_tensors(module):
             if _join(path, name) not in taken:
                 _check_kind(path, name, tensor)
                 for part, values in strided_parts(tensor):
                     field = _field(path, Rule(name + part, (name + part,), SAME), [values])
-                    yield replace(field, resizes=_loads_by_itself(module) and name in module._buffers)
+                    yield replace(field, resizes=resizes and name in module._buffers)
 
 
 def _field(path: tuple[str, ...], rule: Rule, tensors: list[Any]) -> Field:
     for name, tensor in zip(rule.tensors, tensors, strict=True):
         if is_lazy(tensor):
-            raise TaskError(
-                f"the model's {'.'.join((*path, name))} has no shape yet",
-                "Call a model with lazy modules once in torch_model().",
-            )
+            problem = f"the model's {'.'.join((*path, name))} has no shape yet"
+            raise TaskError(problem, "Call a model with lazy modules once in torch_model().")
     name = _join(path, rule.role)
     whole = len(tensors) == 1 and rule.rows is None
     paths = (name,) if whole else tuple(_join(path, tensor_name) for tensor_name in rule.tensors)
@@ -251,12 +239,6 @@ def _check_kind(path: tuple[str, ...], name: str, tensor: torch.Tensor) -> None:
             "save nor send to other workers",
             "Make it a dense tensor of ordinary numbers; a sparse one that is not trained can be a buffer.",
         )
-
-
-def _loads_by_itself(module: nn.Module) -> bool:
-    """Return whether a module has its own way to load buffers, such as observers, which then resize them."""
-    own = type(module)._load_from_state_dict is not nn.Module._load_from_state_dict
-    return own and not isinstance(module, nn.modules.batchnorm._NormBase)
 
 
 def _sent(value: Any) -> Any:
@@ -303,17 +285,14 @@ class TorchSnapshot:
     """A copy of tensors on its way to portable state."""
 
     def __init__(self, fields: Sequence[Field], numbers: PortableState) -> None:
-        copies: dict[int, torch.Tensor] = {}
+        tensors = {id(tensor): tensor for field in fields for tensor in field.tensors}
+        copies = {key: host_copy(tensor.detach()) for key, tensor in tensors.items()}
         self._numbers = numbers
-        self._waiting: list[tuple[Field, list[torch.Tensor]]] = []
-        for field in fields:
-            for tensor in field.tensors:
-                if id(tensor) not in copies:
-                    copies[id(tensor)] = host_copy(tensor.detach())
-            self._waiting.append((replace(field, tensors=()), [copies[id(t)] for t in field.tensors]))
-        self._waiting.reverse()
+        self._waiting = [
+            (replace(one, tensors=()), [copies[id(t)] for t in one.tensors]) for one in reversed(fields)
+        ]
         self._event: torch.cuda.Event | None = None
-        if any(t.is_cuda for field in fields for t in field.tensors):
+        if any(tensor.is_cuda for tensor in tensors.values()):
             self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._event.record()
 

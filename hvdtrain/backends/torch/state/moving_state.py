@@ -107,7 +107,9 @@ class MovingState:
         kinds: dict[Any, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
         for tensor in tensors:
             known, copy = before.get(id(tensor), (None, tensor))
-            if known is not tensor or not _is_alike(tensor, copy):
+            is_dense = tensor.layout is torch.strided and not tensor.is_inference()
+            is_alike = is_dense and copy.shape == tensor.shape and copy.dtype is tensor.dtype
+            if known is not tensor or not is_alike:
                 copy = tensor.detach().to(self._device or tensor.device, copy=True)
             else:  # those of one kind at once, into the memory of the copies before
                 copies, sources = kinds.setdefault((tensor.dtype, tensor.device), ([], []))
@@ -131,9 +133,3 @@ class MovingState:
         if self._is_changing(frozen) or self._marks.setdefault(id(frozen), mark) != mark:
             self._marks[id(frozen)] = None  # which no mark is equal to
         return self._marks[id(frozen)] is None
-
-
-def _is_alike(tensor: torch.Tensor, copy: torch.Tensor) -> bool:
-    """Return whether a copy has the shape and the kind of a dense tensor."""
-    is_dense = tensor.layout is torch.strided and not tensor.is_inference()
-    return is_dense and copy.shape == tensor.shape and copy.dtype is tensor.dtype

@@ -65,18 +65,14 @@ def host_copy(tensor: torch.Tensor) -> torch.Tensor:
         if tensor.dtype not in _NUMPY_KINDS or not tensor.is_contiguous():
             return tensor.clone()
         # numpy requests huge pages from the system, and most of a copy's time goes into new pages
-        room = torch.from_numpy(np.empty(tensor.shape, as_array(tensor).dtype))
-        return room.copy_(tensor)
+        return torch.from_numpy(np.empty(tensor.shape, as_array(tensor).dtype)).copy_(tensor)
     # only a copy into pinned memory lets the host continue; strides are kept, so that none are changed here
-    copy = torch.empty_like(tensor, device="cpu", pin_memory=True)
-    return copy.copy_(tensor, non_blocking=True)
+    return torch.empty_like(tensor, device="cpu", pin_memory=True).copy_(tensor, non_blocking=True)
 
 
 def as_kept(tensor: torch.Tensor, is_buffer: bool = False) -> torch.Tensor:
-    """Return a copy in the host's memory; PyTorch makes it when one of the two changes, if it can.
-
-    Of a buffer it is made at once: PyTorch could not resize one of the two, as observers of quantisation do.
-    """
+    """Return a copy in the host's memory; PyTorch makes it when one of the two changes, if it can."""
+    # PyTorch could not resize a buffer and such a copy, as observers of quantisation do
     if tensor.device.type == "cpu" and not is_buffer:
         with suppress(RuntimeError):  # if something else, such as numpy, has allocated the memory
             return torch._lazy_clone(tensor.detach())
@@ -107,10 +103,8 @@ def fill_slots(optimizer: torch.optim.Optimizer) -> None:
 
 def make_slots(optimizer: torch.optim.Optimizer, chosen: Collection[int] | None = None) -> None:
     """Let an optimizer make its slots, by a step with zero gradients that changes nothing else."""
-    groups = [
-        {key: copy.deepcopy(value) for key, value in group.items() if key != "params"}
-        for group in optimizer.param_groups
-    ]
+    options = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
+    options = copy.deepcopy(options)
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     before = [(p, p.detach().clone(), p.grad) for p in parameters]
     for p in parameters:
@@ -130,5 +124,5 @@ def make_slots(optimizer: torch.optim.Optimizer, chosen: Collection[int] | None 
         for p, value, gradient in before:
             p.detach().copy_(value)
             p.grad = gradient
-        for group, options in zip(optimizer.param_groups, groups, strict=True):
-            group.update(options)
+        for group, before_step in zip(optimizer.param_groups, options, strict=True):
+            group.update(before_step)

@@ -17,9 +17,9 @@ from hvdtrain.backends.torch.batches import TorchBatch, TorchPending
 from hvdtrain.backends.torch.computation import Computation
 from hvdtrain.backends.torch.objective.gathering import COLLECTIVES
 from hvdtrain.backends.torch.probes import count_frozen, values_of_first
+from hvdtrain.backends.torch.reduction.all_reduce import check_kinds
 from hvdtrain.backends.torch.reduction.broadcast import broadcast_model, broadcast_tensors
 from hvdtrain.backends.torch.reduction.flat import as_reals
-from hvdtrain.backends.torch.reduction.reducer import check_kinds
 from hvdtrain.backends.torch.reduction.sharded_parameters import ShardedParameters
 from hvdtrain.backends.torch.replica_state import TrainedSet
 from hvdtrain.backends.torch.state.model_state import Entry, Field, ModelState

@@ -12,8 +12,8 @@ from hvdtrain.backends.pipeline.checks import blocks_of
 from hvdtrain.backends.pipeline.stage_step import StageStepBase, StateOfStage
 from hvdtrain.backends.portable.names import Renaming
 from hvdtrain.backends.torch.batches import TorchBatch
+from hvdtrain.backends.torch.reduction.all_reduce import summed_meanwhile
 from hvdtrain.backends.torch.reduction.broadcast import broadcast_tensors
-from hvdtrain.backends.torch.reduction.reducer import summed_meanwhile
 from hvdtrain.backends.torch.state.model_state import ModelState
 from hvdtrain.backends.torch.steps import stage_passes
 from hvdtrain.backends.torch.steps.optimizer_state import TrainingState
