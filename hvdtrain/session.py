@@ -122,6 +122,7 @@ class Services:
     rate_factor: Callable[[TrainingProgress], float] | None = None
     # the user's callbacks that rank 0 calls after an evaluation to find whether training ends
     stoppers: Sequence[Any] = ()
+    largest_memory: MemoryPlan | None = None  # what the worker takes that takes most; None before it is known
 
 
 @dataclass
@@ -134,7 +135,6 @@ class Session:
     services: Services  # what it shows and writes itself with
     state: RunState = field(default_factory=RunState)  # what a checkpoint keeps of the run
     memory: MemoryPlan | None = None  # what this worker takes of memory; None before it is known
-    largest_memory: MemoryPlan | None = None  # likewise, of the worker that takes most
     stopped: bool = False  # whether training ended because a worker requested it
     stopped_early: str = ""  # why and where training ended because nothing got better; empty otherwise
     # what any worker requests of all of them, as far as metrics were read, and is not done yet

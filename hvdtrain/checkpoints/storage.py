@@ -135,9 +135,9 @@ def checkpoints_in(folder: Path) -> list[Path]:
     return sorted((path for path in folder.iterdir() if NAME.fullmatch(path.name)), key=step_of)
 
 
-def step_of(path: Path) -> int:
+def step_of(path: Path | str) -> int:
     """Return the step in the name of a checkpoint's directory."""
-    return int(path.name.rpartition("-")[2])
+    return int(str(path).rpartition("-")[2])
 
 
 def quarantine(path: Path) -> str:

@@ -54,11 +54,11 @@ def _matches(path: str, suffix: str) -> list[str]:
     """Return the files that a path or URL without braces names, sorted."""
     if is_url(path):
         system, inside = file_system(path)
-        if any(sign in inside for sign in "*?["):
-            return sorted(system.unstrip_protocol(found) for found in system.glob(inside))
-        if not inside.endswith(suffix) and system.isdir(inside):
-            return sorted(system.unstrip_protocol(found) for found in system.glob(f"{inside}/*{suffix}"))
-        return [path]
+        if not any(sign in inside for sign in "*?["):
+            if inside.endswith(suffix) or not system.isdir(inside):
+                return [path]
+            inside = f"{inside}/*{suffix}"
+        return sorted(system.unstrip_protocol(found) for found in system.glob(inside))
     path = os.path.expanduser(path)
     if os.path.isdir(path) and not path.endswith(suffix):
         path = os.path.join(glob.escape(path), f"*{suffix}")

@@ -151,7 +151,15 @@ def _of_shards(open_shard: Callable[[Any], Iterable[Any]], shards: Sequence[Any]
         for number in range(len(shards)) if numbers is None else numbers:
             yield from open_shard(shards[number])
 
-    return Source(open_some, f"{len(shards)} shards", len(shards), names_digest(shards))
+    paths = [str(shard).split("/") for shard in shards]
+    folders = zip(*(path[:-1] for path in paths), strict=False)
+    common = len(list(takewhile(lambda names: len(set(names)) == 1, folders)))
+    names = ["/".join(path[common:]) for path in paths]
+    if not all(isinstance(shard, str | PurePath) for shard in shards):
+        # of other objects what they hold, but neither folders nor where they lie in memory
+        names = [re.sub(r"[^'\"(, ]*/| at 0x[0-9a-f]+", "", repr(shard)) for shard in shards]
+    identity = blake2b("\n".join(names).encode(errors="replace"), digest_size=8).hexdigest()
+    return Source(open_some, f"{len(shards)} shards", len(shards), identity)
 
 
 def _of_hugging_face(dataset: Any) -> Source:
@@ -167,18 +175,6 @@ def _of_hugging_face(dataset: Any) -> Source:
             yield from _begun(part, epoch)
 
     return Source(open_some, f"{count} shards", count)
-
-
-def names_digest(shards: Sequence[Any]) -> str:
-    """Return a digest of what shards are called, in their order."""
-    are_paths = all(isinstance(shard, str | PurePath) for shard in shards)
-    paths = [str(shard).split("/") for shard in shards]
-    folders = zip(*(path[:-1] for path in paths), strict=False)
-    common = len(list(takewhile(lambda names: len(set(names)) == 1, folders)))
-    # of other objects what they hold, but neither folders nor where they lie in memory
-    others = [re.sub(r"[^'\"(, ]*/| at 0x[0-9a-f]+", "", repr(shard)) for shard in shards]
-    names = ["/".join(path[common:]) for path in paths] if are_paths else others
-    return blake2b("\n".join(names).encode(errors="replace"), digest_size=8).hexdigest()
 
 
 def shuffled(items: Iterable[Any], size: int, *seeds: int) -> Iterator[Any]:

@@ -46,7 +46,7 @@ def describe_plan(run: TrainingRun, session: Session, start: ResumePoint) -> str
     """Return what the run is going to do, as text."""
     config, plan, model = session.config, session.plan(), run.model
     workers, own, services = session.backend.workers.size, model.own_rates, session.services
-    memory, limit = session.largest_memory, memory_limit(session.backend)
+    memory, limit = session.services.largest_memory, memory_limit(session.backend)
     has_much = memory is not None and limit and memory.total_bytes > _MUCH * limit
     copy = f" (local copy {services.run_dir} until all of it is there)" if session.is_remote else ""
     alone = "one worker, which keeps all of it: sharding changes nothing"
@@ -85,7 +85,7 @@ def describe_plan(run: TrainingRun, session: Session, start: ResumePoint) -> str
 def describe_check(run: TrainingRun, session: Session, found: Dry, seconds: float, peak: int) -> str:
     """Return what was found before the first step, as text; no worker has had more memory than ``peak``."""
     config, backend, model = run.config, run.backend, run.model
-    memory, most = session.largest_memory, memory_limit(backend)
+    memory, most = session.services.largest_memory, memory_limit(backend)
     assert memory is not None  # the dry run has measured it
     lines = [
         ("model", describe_model(model)),

@@ -95,7 +95,7 @@ class RunStore:
         self._look()
         here = [path.name for path in storage.checkpoints_in(self._checkpoints)]
         problems: list[str] = []
-        for one in sorted({*here, *self.known}, key=stored.step_in, reverse=True):
+        for one in sorted({*here, *self.known}, key=storage.step_of, reverse=True):
             path = self._checkpoints / one
             if one in here:
                 try:
@@ -139,7 +139,7 @@ class RunStore:
     def start(self, step: int | None) -> None:
         """Begin to upload what the job writes. Checkpoints there of later steps are set aside."""
         if step is not None:
-            self._later = [one for one in self.known if stored.step_in(one) > step]
+            self._later = [one for one in self.known if storage.step_of(one) > step]
         self._thread = threading.Thread(target=self.work, daemon=True, name="upload")
         self._thread.start()
 
@@ -243,7 +243,7 @@ class RunStore:
         best = self._goal and self._goal.best_of(self.values(self._goal.metric))
         try:
             for one in stored.names_in(self._stored):
-                if stored.step_in(one) < stored.step_in(newest[0]) and one not in (best, *here):
+                if storage.step_of(one) < storage.step_of(newest[0]) and one not in (best, *here):
                     self.claim.check()
                     stored.delete(join(self._stored, one))
                     self.whole.discard(one)
@@ -316,7 +316,7 @@ class RunStore:
 
     def newest_whole(self) -> str | None:
         """Return the URL of the newest checkpoint here that is whole in the store."""
-        newest = max(self.whole.copy(), key=stored.step_in, default=None)
+        newest = max(self.whole.copy(), key=storage.step_of, default=None)
         return newest and join(self._stored, newest)
 
     def problem(self) -> str:

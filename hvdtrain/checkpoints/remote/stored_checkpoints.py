@@ -31,12 +31,7 @@ _OLD_SECONDS = 24 * 3600.0  # after which the copies of a process that was kille
 def names_in(folder: str) -> list[str]:
     """Return the names of the folders of checkpoints in a folder, whole or not, the newest last."""
     found = [urls.name(one.url) for one in urls.entries(folder) if one.is_folder]
-    return sorted((one for one in found if NAME.fullmatch(one)), key=step_in)
-
-
-def step_in(checkpoint: str) -> int:
-    """Return the step in the name of a checkpoint."""
-    return storage.step_of(Path(checkpoint))
+    return sorted((one for one in found if NAME.fullmatch(one)), key=storage.step_of)
 
 
 def manifest_of(url: str) -> Manifest | None:

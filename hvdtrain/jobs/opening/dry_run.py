@@ -62,7 +62,7 @@ def try_out(session: Session, task: Any, model: ModelInfo) -> Dry:
     device = backend.device_memory()
     session.memory = plan = replace(plan, taken=peak_bytes() if device is None else device.peak)
     plans: list[MemoryPlan] = workers.allgather_object(plan) if session.config.stages > 1 else [plan]
-    session.largest_memory = largest = max(plans, key=lambda one: one.total_bytes)
+    session.services.largest_memory = largest = max(plans, key=lambda one: one.total_bytes)
     return replace(found, notes=(*notes_on_memory(largest, backend), *found.notes))
 
 
