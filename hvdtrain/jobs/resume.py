@@ -78,11 +78,8 @@ def restore(run: TrainingRun, check_as_built: Callable[[], None] = lambda: None)
     """Collective. Find where to start from, and load it into every worker's backend."""
     config, backend = run.config, run.backend
     states: list[PortableState] = []  # rank 0's alone: it does not travel as an object
-    point = run_on_rank_zero(
-        backend.workers,
-        lambda: _find(run, states.append),
-        doing="reading the checkpoint" if config.resume or config.init else "",
-    )
+    doing = "reading the checkpoint" if config.resume or config.init else ""
+    point = run_on_rank_zero(backend.workers, lambda: _find(run, states.append), doing)
     state = states.pop() if states else None
     if point.manifest is None:
         check_as_built()
