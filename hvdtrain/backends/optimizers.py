@@ -204,10 +204,7 @@ def combined_rates(rates: Mapping[str, OwnRates]) -> tuple[OwnRates, dict[str, f
         return rates[MAIN], {MAIN: 1.0}
     bases = [own.base for own in rates.values() if own.base is not None]
     base = max(bases) if bases else None
-    relative = {
-        name: own.base / base if own.base is not None and base is not None else 1.0
-        for name, own in rates.items()
-    }
+    relative = {name: own.base / base if own.base and base else 1.0 for name, own in rates.items()}
     factors = tuple(factor * relative[name] for name, own in rates.items() for factor in own.factors)
     # a rate in the config replaces defaults of constructors only if they agree: otherwise it is not said
     # which of them it is meant for

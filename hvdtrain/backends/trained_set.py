@@ -32,11 +32,8 @@ class TrainedSetBase(ABC):
             [self.prefix + n for n in sorted(names)] for names in (trained - before, before - trained)
         )
         # a layer without trainable variables, as batch norm may be, has a mode of its own
-        return (
-            thawed or sorted(modes - modes_before),
-            frozen or sorted(modes_before - modes),
-            self._replaced(),
-        )
+        begun, ended = sorted(modes - modes_before), sorted(modes_before - modes)
+        return thawed or begun, frozen or ended, self._replaced()
 
     def look(self) -> None:
         """Take the flags as they are: a step of the task's own may set them."""
@@ -84,11 +81,8 @@ def follow_trained(backend: Any, config: Config, step: int) -> str:
         return ""
     _check_change(gathered, config, backend)
     trained = counted(backend.follow_trained(), "parameter")
-    parts = [
-        f"{some(names, _SHOWN)} {is_now}"
-        for names, is_now in zip(change, ("trained", "frozen"), strict=False)
-        if names
-    ]
+    pairs = zip(change, ("trained", "frozen"), strict=False)
+    parts = [f"{some(names, _SHOWN)} {is_now}" for names, is_now in pairs if names]
     return f"from step {step} on: {'; '.join(parts)}; {trained} trained in all"
 
 

@@ -70,11 +70,8 @@ def restore(run: TrainingRun, is_as_built: bool = True) -> ResumePoint:
     """Collective. Find where to start from, and load it into every worker's backend."""
     config, backend = run.config, run.backend
     states: list[PortableState] = []  # rank 0's alone: it does not travel as an object
-    point = run_on_rank_zero(
-        backend.workers,
-        lambda: _find(run, states.append),
-        doing="reading the checkpoint" if config.resume or config.init else "",
-    )
+    doing = "reading the checkpoint" if config.resume or config.init else ""
+    point = run_on_rank_zero(backend.workers, lambda: _find(run, states.append), doing)
     state = states.pop() if states else None
     if point.manifest is None and not is_as_built:
         raise EnvironmentFault(

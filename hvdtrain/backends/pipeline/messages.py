@@ -66,10 +66,9 @@ class Messenger:
         while len(self._requests) > _MOST_UNSENT:
             self._wait_for_oldest()
 
-    def send_failure(self, ranks: Sequence[int]) -> None:
-        """Let workers that wait for a message of this one know that none comes. Local."""
-        for rank in ranks:
-            self._begin(np.empty(0, np.uint8), (), rank)
+    def send_failure(self, rank: int) -> None:
+        """Let a worker that waits for a message of this one know that none comes. Local."""
+        self._begin(np.empty(0, np.uint8), (), rank)
 
     def receive(self, source: int) -> Message:
         """Wait for the next message of a rank and return it."""
@@ -125,11 +124,7 @@ def _tried(test: Callable[[], Any]) -> Any:
 
 def _pieces(buffers: Sequence[Bytes]) -> list[Bytes]:
     """Return the parts of buffers that are messages of MPI; none of an empty one."""
-    return [
-        buffer[begin : begin + _PIECE_BYTES]
-        for buffer in buffers
-        for begin in range(0, len(buffer), _PIECE_BYTES)
-    ]
+    return [one[i : i + _PIECE_BYTES] for one in buffers for i in range(0, len(one), _PIECE_BYTES)]
 
 
 def _mpi() -> Any:

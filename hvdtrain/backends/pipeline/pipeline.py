@@ -174,8 +174,9 @@ class StagePassesBase:
         except BaseException as error:
             if isinstance(error, HvdtrainError):
                 error.everywhere = False  # other stages compute something else, and do not say it
-            both = self._neighbour(-1), self._neighbour(1)
-            self._messenger.send_failure([rank for rank in both if rank is not None])
+            for by in (-1, 1):
+                if (rank := self._neighbour(by)) is not None:
+                    self._messenger.send_failure(rank)
             raise
 
 

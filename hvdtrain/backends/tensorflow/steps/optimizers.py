@@ -211,13 +211,7 @@ def make_optimizers(
     fields = {id(field.variable): field for field in tensors.trainable_fields()}
     variables = {name: {id(v): v for v in pairs[name][1]} for name in by_name}
     owned = {name: [fields[i] for i in ids if i in fields] for name, ids in variables.items()}
-    check_owners(
-        method,
-        [field.name for field in fields.values()],
-        {name: [field.name for field in of_one] for name, of_one in owned.items()},
-        {
-            name: sum(v.trainable and i not in known for i, v in ids.items())
-            for name, ids in variables.items()
-        },
-    )
+    names = {name: [field.name for field in of_one] for name, of_one in owned.items()}
+    foreign = {n: sum(v.trainable and i not in known for i, v in ids.items()) for n, ids in variables.items()}
+    check_owners(method, [field.name for field in fields.values()], names, foreign)
     return by_name, owned

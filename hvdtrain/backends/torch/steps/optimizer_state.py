@@ -187,14 +187,8 @@ class TrainingState(CommonState):
 
     def check_fits(self, shapes: Shapes, state: StateArrays) -> None:
         """Check as the base does, but for buffers that take the shape of what is loaded."""
-        free = {
-            field.name: tuple(state[field.name].shape)
-            for field in self.model.fields
-            if field.resizes and field.name in state
-        }
-        super().check_fits(
-            {**shapes, **{name: shape for name, shape in free.items() if name in shapes}}, state
-        )
+        free = {field.name for field in self.model.fields if field.resizes} & shapes.keys() & state.keys()
+        super().check_fits({**shapes, **{name: tuple(state[name].shape) for name in free}}, state)
 
     def private_names(self) -> list[str]:
         """Return the names of arrays that only PyTorch reads, and which a state may have."""

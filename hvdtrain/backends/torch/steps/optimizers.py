@@ -157,11 +157,8 @@ def _groups(config: Config, model: ModelState, options: Mapping[str, ParameterOp
         names = [field.name for field in of_one]
         if len({options[name] for name in names}) > 1:
             raise in_one_tensor(names)
-        ranges = [
-            (field.rows or slice(None)).indices(len(tensor))[:2]
-            for field in of_one
-            if adapts and is_matrix(field.path, field.shape)
-        ]
+        matrices = [field for field in of_one if adapts and is_matrix(field.path, field.shape)]
+        ranges = [(field.rows or slice(None)).indices(len(tensor))[:2] for field in matrices]
         group = group_of(options[names[0]], bool(ranges))
         group["params"].append(tensor)
         if ranges:

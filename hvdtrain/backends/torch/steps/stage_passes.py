@@ -81,12 +81,8 @@ class StageModel(nn.Module):
 
 def tensors_of(blocks: Sequence[Any]) -> dict[int, torch.Tensor]:
     """Return the parameters and buffers of blocks by their identity."""
-    return {
-        id(tensor): tensor
-        for block in blocks
-        for module in parts_of(block, nn.Module)
-        for tensor in (*module.parameters(), *module.buffers())
-    }
+    modules = [module for block in blocks for module in parts_of(block, nn.Module)]
+    return {id(tensor): tensor for one in modules for tensor in (*one.parameters(), *one.buffers())}
 
 
 def free_others(whole: ModelState, blocks: Sequence[Any]) -> None:

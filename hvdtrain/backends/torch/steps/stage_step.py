@@ -127,13 +127,12 @@ class StageStep(StageStepBase, PlainStep):
         """Collective. Copy the tensors of the first replica to the others."""
         self.state.broadcast()
 
-    def gradients(self, batch: TorchBatch) -> torch.Tensor:
+    def gradients(self, batch: TorchBatch) -> Any:
         """Collective. Add to the gradients of the stage; return the weighted sums, zeros before the last."""
         self.passes.begin(batch, training=True)
         self.passes.train(len(batch.weights))
         form = self.computation.names, self.computation.weighted = self.agreed_form(True)
-        sums: torch.Tensor = self.own_sums(self.passes.sums, form)
-        return sums
+        return self.own_sums(self.passes.sums, form)
 
     def zeros(self, count: int) -> torch.Tensor:
         """Return so many zeros on the device."""
