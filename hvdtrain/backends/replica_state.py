@@ -115,8 +115,7 @@ class ReplicaState:
 
     def explain(self, differing: Mapping[str, Collection[int]]) -> set[str]:
         """Return which tensors differ because training changes them though the dry run did not. Local."""
-        begun = self._begun
-        found = {name for name, crcs in differing.items() if name in begun and begun[name] not in crcs}
+        found = {n for n, crcs in differing.items() if n in self._begun and self._begun[n] not in crcs}
         self._learn(sorted(found))
         return found
 
@@ -234,9 +233,9 @@ def _declared(task: Any, tensors: Sequence[StateTensor], is_whole: bool) -> dict
                 f"{there} * stands for any text.",
             )
         for tensor in matched:
-            if declared.setdefault(tensor.name, reduction) != reduction:
-                continue  # the first pattern that matches counts
-            if tensor.kind in _UNFIT.get(reduction, ()):
+            # the first pattern that matches counts
+            counts = declared.setdefault(tensor.name, reduction) == reduction
+            if counts and tensor.kind in _UNFIT.get(reduction, ()):
                 raise _wrong(
                     f"state_reductions: {tensor.name} has {_KINDS[tensor.kind]}, of which there is no "
                     f"{reduction!r}",

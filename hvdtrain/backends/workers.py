@@ -54,7 +54,6 @@ def _abort_functions() -> Iterator[Any]:
 
 
 GATHER = -1  # in place of the root of a broadcast
-
 _LENGTH = struct.Struct("<Q")  # of a message, before it
 
 
@@ -256,8 +255,6 @@ _ALONE = (
     "A worker without a launcher connects to itself at 127.0.0.1: bring up the loopback interface, for "
     "example with `ip link set lo up`."
 )
-
-
 _ended: list[str] = []  # "MPI" if Horovod has ended over it, which starts once in a process
 
 

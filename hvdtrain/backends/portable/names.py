@@ -10,14 +10,11 @@ from hvdtrain.backends.records import Shapes, StateArrays
 from hvdtrain.errors import CheckpointError, TaskError
 
 KEPT = "compression"  # before the names of what a reducer keeps from step to step
-
 # First parts of names that only one framework reads: what it needs to continue bit by bit although
 # the portable form has no place for it. They may be missing, and the other framework skips them.
 PRIVATE = {"torch": "torch/", "tf": "tf/"}
-
 # of what layers of Keras keep other than variables, such as vocabularies
 OF_LAYERS = f"{PRIVATE['tf']}layers/"
-
 _SHOWN = 3  # lines of each kind of problem
 _ALIKE = 0.7  # difflib's ratio from which two names count as close
 

@@ -22,11 +22,9 @@ from hvdtrain.errors import TaskError
 
 Named = Mapping[str, Any]  # tensors by name
 Shape = tuple[int, ...]
-
 BATCH, LENGTH = "batch", "length"  # names of dynamic axes
 _PROBED_SAMPLES = 2  # of which other lengths are made
 LARGEST_DIFFERENCE = 1e-4  # of an output, relative to the largest; rounding alone gives some 1e-6
-
 _SMALL_OUTPUT = 1e-3  # relative to the largest; such an output may be what is left of large numbers
 
 

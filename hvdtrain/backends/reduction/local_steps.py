@@ -113,9 +113,8 @@ def in_parts(tensors: Sequence[tuple[str, int]], most: int = _PART_BYTES) -> lis
     open_parts: dict[str, tuple[list[int], int]] = {}
     for number, (kind, size) in enumerate(tensors):
         part, filled = open_parts.get(kind, ([], 0))
-        if part and filled + size > most:
+        if not part or filled + size > most:
             part, filled = [], 0
-        if not part:
             parts.append(part)
         part.append(number)
         open_parts[kind] = part, filled + size

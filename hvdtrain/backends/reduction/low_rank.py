@@ -142,30 +142,29 @@ class CommonLowRank(GradientReducer):
     def state(self) -> PortableState:
         """Collective. Return what it keeps: of errors the sum, of which each worker continues with a part."""
         read = {name: self._read(name, one, name.startswith(_ERROR)) for name, one in self.tensors.items()}
-        return {name: np.array(one, order="C").reshape(self._shapes[name]) for name, one in read.items()}
+        firsts = self._firsts
+        return {name: np.array(one, order="C").reshape(firsts[name].shape) for name, one in read.items()}
 
     def load(self, state: PortableState) -> None:
         """Continue from what a whole state has of this, or from the beginning. Local: no collective."""
-        found = kept_in(state) if self._all else {}
-        shapes = {name: tuple(array.shape) for name, array in found.items()}
-        if found and shapes != self._shapes:
-            name = min(n for n in {*shapes, *self._shapes} if shapes.get(n) != self._shapes.get(n))
+        found, firsts = kept_in(state) if self._all else {}, self._firsts
+        shapes, own = ({name: tuple(a.shape) for name, a in arrays.items()} for arrays in (found, firsts))
+        if found and shapes != own:
+            name = min(n for n in {*shapes, *own} if shapes.get(n) != own.get(n))
             raise TaskError(
-                f"the state of PowerSGD does not fit the model: {name} must be "
-                f"{self._shapes.get(name, 'absent')}, is {shapes.get(name, 'absent')}",
+                f"the state of PowerSGD does not fit the model: {name} must be {own.get(name, 'absent')}, is "
+                f"{shapes.get(name, 'absent')}",
                 "Resume with --compression none, which drops it, or use --init.",
             )
-        firsts = {f"{KEPT}/q/{m.path}": m.first for m in self._all}
         for name, tensor in self.tensors.items():
-            array = found.get(name, firsts.get(name, np.zeros(self._shapes[name], np.float32)))
-            parts = 1 if name in firsts else self._workers.size
-            numbers = np.asarray(array, np.float32).reshape(tuple(tensor.shape))
+            parts = self._workers.size if name.startswith(_ERROR) else 1
+            numbers = np.asarray(found.get(name, firsts[name]), np.float32).reshape(tuple(tensor.shape))
             self._set(tensor, np.divide(numbers, parts, dtype=np.float32))
 
     @property
-    def _shapes(self) -> dict[str, tuple[int, ...]]:
-        errors = {f"{_ERROR}{m.path}": tuple(m.portable_shape) for m in self._all}
-        return errors | {f"{KEPT}/q/{m.path}": m.first.shape for m in self._all}
+    def _firsts(self) -> PortableState:
+        errors = {f"{_ERROR}{m.path}": np.zeros(m.portable_shape, np.float32) for m in self._all}
+        return errors | {f"{KEPT}/q/{m.path}": m.first for m in self._all}
 
     def describe(self) -> str:
         """Return how gradients travel, for the plan."""

@@ -13,7 +13,7 @@ from hvdtrain.backends.options import check_gpus, check_precision, find_blocks
 from hvdtrain.backends.records import DeviceMemory
 from hvdtrain.backends.reduction import spans_hosts
 from hvdtrain.backends.tensorflow.objective.losses import with_mask
-from hvdtrain.backends.tensorflow.state.model_state import children
+from hvdtrain.backends.tensorflow.state.layouts import children
 from hvdtrain.backends.tensorflow.sync_batch_norm import BatchNormSync
 from hvdtrain.backends.workers import HorovodWorkers
 from hvdtrain.config import Config

@@ -1,4 +1,4 @@
-"""PyTorch's gradients as parts of few flat tensors; as in ``tensorflow/reduction/all_reduce.py``."""
+"""PyTorch's gradients as parts of few flat tensors; as in ``tensorflow/reduction/flat.py``."""
 
 import sys
 from collections.abc import Mapping, Sequence

@@ -90,16 +90,14 @@ class Field:
 
     def _own_values(self, state: StateArrays) -> list[Array] | None:
         """Return the tensors' values as saved, where the array still follows from them."""
-        own = [state.get(name) for name in self.private_names]
-        shapes = [tuple(view.shape) for view in self.views(self.tensors)]
-        if not own or [None if value is None else value.shape for value in own] != shapes:
+        own = [state[name] for name in self.private_names if name in state]
+        if not own or [one.shape for one in own] != [tuple(one.shape) for one in self.views(self.tensors)]:
             return None
-        values = [value for value in own if value is not None]
-        portable, array = self.layout.to_portable(values), state[self.name]
+        portable, array = self.layout.to_portable(own), state[self.name]
         # bit by bit but for subnormal numbers, which one thread takes for zeros and another does not
         tiny = np.finfo(np.float32).tiny
         same = portable.dtype == array.dtype and np.allclose(portable, array, 0, tiny, equal_nan=True)
-        return values if same else None
+        return own if same else None
 
 
 def _contiguous(array: Array) -> Array:
@@ -230,13 +228,11 @@ def _field(path: tuple[str, ...], rule: Rule, tensors: list[Any]) -> Field:
 
 def _check_kind(path: tuple[str, ...], name: str, tensor: torch.Tensor) -> None:
     """Check that a tensor has values that can be copied; and a parameter that is trained, dense ones."""
-    is_sparse, full = tensor.layout in PARTS, ".".join((*path, name))
-    if is_lazy(tensor) or (tensor.layout is torch.strided and not tensor.is_quantized):
-        return
-    if not is_sparse or tensor.requires_grad:
+    is_ordinary = is_lazy(tensor) or (tensor.layout is torch.strided and not tensor.is_quantized)
+    if not is_ordinary and (tensor.layout not in PARTS or tensor.requires_grad):
         raise TaskError(
-            f"the model's {full} is a tensor of {tensor.layout}, {tensor.dtype}, which hvdtrain can neither "
-            "save nor send to other workers",
+            f"the model's {'.'.join((*path, name))} is a tensor of {tensor.layout}, {tensor.dtype}, which "
+            "hvdtrain can neither save nor send to other workers",
             "Make it a dense tensor of ordinary numbers; a sparse one that is not trained can be a buffer.",
         )
 
