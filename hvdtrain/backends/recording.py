@@ -17,25 +17,18 @@ class StepClockBase:
     """Measures how long this worker is busy from one reduction to the next: reading, computing, callbacks.
 
     The time of a step travels with the next one, since that of a step ends when its gradients are sent.
-
-    Attributes:
-        timed: the number of ranks that ``numbers`` speaks of: the most that the job may have, so that the
-            vector of a step keeps its length when workers come and go; none if it is not measured.
     """
 
     def __init__(self, workers: Workers, is_measured: bool) -> None:
         self._workers = workers
         self._is_measured = is_measured and workers.may_reduce
+        # how many ranks ``numbers`` speaks of: the most that the job may have, so that the vector of a step
+        # keeps its length when workers come and go
         self.timed = workers.most if self._is_measured else 0
         self._is_waiting = False
 
 
 _TIMELINE, _DYNAMIC = "HOROVOD_TIMELINE", "DYNAMIC"
-_ELSEWHERE = "Horovod writes the timeline of the whole job there"
-_NOT_READY = (
-    "Horovod was started without a timeline, by an earlier training of this process or by its script: of the "
-    "trainings of a process, the first one must have the profile"
-)
 
 OPERATION, KERNEL, RUNTIME = "operation", "kernel", "runtime"
 
@@ -100,13 +93,18 @@ class HorovodTimeline:
     def start(self) -> None:
         """Begin to record."""
         if (given := os.environ.get(_TIMELINE, "")) != _DYNAMIC:
-            raise RuntimeError(f"{_TIMELINE} is {given!r}: {_ELSEWHERE}")
+            raise RuntimeError(
+                f"{_TIMELINE} is {given!r}: Horovod writes the timeline of the whole job there"
+            )
         folder = tempfile.TemporaryDirectory(prefix="hvdtrain-timeline-", ignore_cleanup_errors=True)
         try:
             self._hvd.start_timeline(str(Path(folder.name) / "timeline.json"))
         except ValueError as error:
             folder.cleanup()
-            raise RuntimeError(_NOT_READY) from error
+            raise RuntimeError(
+                "Horovod was started without a timeline, by an earlier training of this process or by its "
+                "script: of the trainings of a process, the first one must have the profile"
+            ) from error
         self._folder = folder
 
     def stop(self) -> list[dict[str, Any]]:
