@@ -125,10 +125,16 @@ def test_a_job_that_is_asked_to_stop_saves_before_it_writes_its_profile(tmp_path
     assert on_every_rank(hosts, work) == [order] * len(hosts)
 
 
-def recorded_by_two(folders) -> list[Shown]:
-    """Let two workers record a step, each with a run directory."""
+@pytest.mark.parametrize(
+    ("pack", "sent"), [(None, 2), (lambda _: DAMAGED, 1), (lambda _: exec("raise MemoryError"), 1)]
+)
+def test_rank_0_writes_what_all_workers_recorded_and_could_send(tmp_path, monkeypatch, pack, sent):
+    folders = [tmp_path / "a", tmp_path / "b"]
+    if pack is not None:
+        monkeypatch.setattr(Recording, "to_bytes", pack)
 
     def work(workers):
+        folders[workers.rank].mkdir()
         profile, session = profile_of("1", folders[workers.rank], workers)
         profile.on_workers()
         profile.before_step(1)
@@ -137,25 +143,11 @@ def recorded_by_two(folders) -> list[Shown]:
         profile.before_step(2)
         return session.services.report
 
-    return on_every_rank(["here", "here"], work)
-
-
-def test_rank_0_writes_what_all_workers_recorded(tmp_path):
-    folders = [tmp_path / "a", tmp_path / "b"]
-    for folder in folders:
-        folder.mkdir()
-    recorded_by_two(folders)
-    check_trace(trace_in(folders[0]), 2)
-    assert not any(folders[1].iterdir())
-
-
-@pytest.mark.parametrize("pack", [lambda _: DAMAGED, lambda _: exec("raise MemoryError")])
-def test_a_recording_that_cannot_be_sent_or_read_is_missing(tmp_path, monkeypatch, pack):
-    monkeypatch.setattr(Recording, "to_bytes", pack)
-    reports = recorded_by_two([tmp_path, tmp_path])
+    reports = on_every_rank(["here", "here"], work)
     assert all(isinstance(report, Shown) for report in reports), reports
-    check_trace(trace_in(tmp_path), 1)
-    assert "profile: the recordings of 1 of 2 workers are missing" in reports[0].notes
+    check_trace(trace_in(folders[0]), sent)
+    assert not any(folders[1].iterdir())
+    assert ("profile: the recordings of 1 of 2 workers are missing" in reports[0].notes) is (sent == 1)
 
 
 def test_what_pytorch_records_becomes_spans_by_the_clock_of_the_host():
