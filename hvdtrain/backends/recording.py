@@ -17,15 +17,13 @@ class StepClockBase:
     """Measures how long this worker is busy from one reduction to the next: reading, computing, callbacks.
 
     The time of a step travels with the next one, since that of a step ends when its gradients are sent.
-
-    Attributes:
-        timed: the number of ranks that ``numbers`` speaks of: the most that the job may have, so that the
-            vector of a step keeps its length when workers come and go; none if it is not measured.
     """
 
     def __init__(self, workers: Workers, is_measured: bool) -> None:
         self._workers = workers
         self._is_measured = is_measured and workers.may_reduce
+        # how many ranks ``numbers`` speaks of: the most that the job may have, so that the vector of a step
+        # keeps its length when workers come and go
         self.timed = workers.most if self._is_measured else 0
         self._is_waiting = False
 

@@ -9,7 +9,7 @@ from support.documents import ROOT
 from support.parity import compared, observed
 from support.parity_tasks import Normed, Pictures, Several, Unlike, Words
 from support.states import make_record
-from support.twins import keras
+from support.twins import keras, torch
 
 from hvdtrain.checkpoints import storage
 from hvdtrain.tools.parity.parity import conclusion, describe, to_document
@@ -59,6 +59,9 @@ def test_twins_have_parity_and_what_differs_is_rounding(task_class):
     assert "in fp64: this is rounding" in conclusion(result)[0]
     assert "made equal beforehand: the initial values of" in result.notes[0]
     assert float(to_document(result)["layers"][-1]["outputs"]) < 1e-7
+    # the frameworks are as they were
+    assert torch.get_default_dtype() == torch.float32
+    assert keras.config.floatx() == "float32"
 
 
 def test_spatial_dropout_is_off_and_other_dropout_makes_training_random():
@@ -84,13 +87,6 @@ def test_models_with_other_names_are_listed_and_not_compared():
     assert shapes["words/embeddings"] == (None, (12, 16))
     assert shapes["logits/kernel"] == ((16, 12), (16, 13))
     assert "not compared" in describe(result, "Unlike")
-
-
-def test_fp64_leaves_the_frameworks_as_they_were():
-    import torch
-
-    assert torch.get_default_dtype() == torch.float32
-    assert keras.config.floatx() == "float32"
 
 
 PORT = runpy.run_path(str(ROOT / "examples" / "port_a_model" / "digit_port.py"))

@@ -13,13 +13,7 @@ CASES = {
     "right": ("examples/tumors.py:Tumors", "tf", "gloo", "", PROVED),
     "own step": (f"{OWN}:Stepping", "torch", "", "", "the task has its own training step"),
     "forgotten": (f"{OWN}:Forgetful", "torch", "", "step 1, ", "what no checkpoint has"),
-    "queue": (
-        f"{ZOO}/state.py:Queue",
-        "torch",
-        "mpi",
-        "step 1, queue",
-        "buffer 'queue' is each worker's",
-    ),
+    "queue": (f"{ZOO}/state.py:Queue", "torch", "mpi", "step 1, queue", "buffer 'queue' is each worker's"),
     "masks": (f"{OWN}:Unmasked", "tf", "", "step 1, the loss", "a plain loop"),
 }
 

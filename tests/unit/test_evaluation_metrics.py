@@ -299,19 +299,14 @@ def test_a_worker_without_samples_does_not_matter():
 
 
 OF_TOKENS, TOKENS = RANDOM.randn(12, CLASSES, 4).astype("float32"), RANDOM.randint(0, CLASSES, (12, 4))
+ACCURACY = keras.metrics.SparseCategoricalAccuracy
 KERAS_METRICS = {
     "auc of logits": (keras.metrics.AUC(), BCE, SCORES, YES, sigmoid),
     "auc that takes logits": (keras.metrics.AUC(from_logits=True), BCE, SCORES, YES, None),
     "threshold of logits": (keras.metrics.Precision(thresholds=0.0), BCE, SCORES, YES, None),
-    "classes": (keras.metrics.SparseCategoricalAccuracy(), CE, LOGITS, LABELS, softmax),
+    "classes": (ACCURACY(), CE, LOGITS, LABELS, softmax),
     "one-hot": (keras.metrics.F1Score(average="macro"), CE, LOGITS, ONE_HOT, softmax),
-    "axis 1": (
-        keras.metrics.SparseCategoricalAccuracy(),
-        CE,
-        OF_TOKENS,
-        TOKENS,
-        lambda a: np.moveaxis(a, 1, -1),
-    ),
+    "axis 1": (ACCURACY(), CE, OF_TOKENS, TOKENS, lambda array: np.moveaxis(array, 1, -1)),
     "iou": (keras.metrics.MeanIoU(CLASSES, sparse_y_pred=False), CE, LOGITS, LABELS, softmax),
 }
 

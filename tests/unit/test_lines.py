@@ -30,13 +30,14 @@ def test_lines_arrive_whole(ends):
 
 def test_a_line_without_end_is_dropped_and_lines_behind_it_are_taken(ends):
     lines, other = ends
-    noted = []
-    lines.on_long_line = lambda: noted.append(True)
     other.sendall(b"x" * 1500)
     assert lines.receive_lines() == []
-    assert noted == [True]
     other.sendall(b"rest\nnext\n")
     assert lines.receive_lines()[-1] == b"next"
+    lines.ends_with_long_line = True
+    other.sendall(b"x" * 1500)
+    assert lines.receive_lines() == []
+    assert lines.is_closed
 
 
 def test_what_is_not_taken_now_is_sent_later(ends):

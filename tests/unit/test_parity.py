@@ -8,17 +8,8 @@ import pytest
 from support.twins import keras
 
 from hvdtrain.errors import TaskError
-from hvdtrain.tools.parity import proof, prove
+from hvdtrain.tools.parity import observation, proof, prove
 from hvdtrain.tools.parity import tensorflow as of_layers
-from hvdtrain.tools.parity.observation import (
-    ForwardPass,
-    LayerCall,
-    Observation,
-    constant_factor,
-    difference,
-    first_divergence,
-    make_rows,
-)
 from hvdtrain.tools.parity.parity import check_task, describe
 from hvdtrain.tools.parity.verdict import different_settings, is_reordered, judge
 
@@ -27,11 +18,11 @@ RANDOM = np.random.RandomState(2)
 
 def test_symptoms_are_told_by_numbers():
     one = np.asarray([1.0, np.nan])
-    assert difference(one, one).relative == 0
-    assert difference(one, np.asarray([1.0, 2.0])).relative == math.inf
+    assert observation.difference(one, one).relative == 0
+    assert observation.difference(one, np.asarray([1.0, 2.0])).relative == math.inf
     x = RANDOM.standard_normal((5, 6))
-    assert constant_factor(3 * x, x) == pytest.approx(3)
-    assert constant_factor(x, x) is constant_factor(x + 1, x) is None
+    assert observation.constant_factor(3 * x, x) == pytest.approx(3)
+    assert observation.constant_factor(x, x) is observation.constant_factor(x + 1, x) is None
     assert is_reordered(x, x[:, ::-1])
     assert not is_reordered(x, x + 1)
 
@@ -54,21 +45,26 @@ NAMES = ("model/a/kernel", "model/b/c/kernel", "model/e/kernel")
 
 
 def call(path, inputs, outputs, **settings):
-    return LayerCall(path, "Layer", inputs, outputs, settings)
+    return observation.LayerCall(path, "Layer", inputs, outputs, settings)
 
 
 def test_the_first_layer_that_differs_is_named_and_whether_it_is_its_input():
     x, y, z = (RANDOM.standard_normal((3, 4)) for _ in range(3))
-    left = ForwardPass((call("a", x, y, epsilon=0.1), call("b/c", y, z), call("b", y, z)), (z,), z)
-    right = ForwardPass((call("a", x, y, epsilon=0.2), call("b/c", y, z + 1)), (z + 1,), z)
-    rows = make_rows(left, right, NAMES)
+    left = observation.ForwardPass(
+        (call("a", x, y, epsilon=0.1), call("b/c", y, z), call("b", y, z)), (z,), z
+    )
+    right = observation.ForwardPass((call("a", x, y, epsilon=0.2), call("b/c", y, z + 1)), (z + 1,), z)
+    rows = observation.make_rows(left, right, NAMES)
     assert [row.path for row in rows] == ["a", "b/c", "(outputs)"], "b has no parameters"
     (found,) = different_settings(rows)
     assert (found.suspect, found.layer, found.text) == ("epsilon", "a", "0.1 in PyTorch, 0.2 in TensorFlow")
-    assert first_divergence(rows, 1e-6).place == "b/c"
-    right = ForwardPass((call("a", x, y), call("b/c", y + 1, z)), (z,), z)
-    assert first_divergence(make_rows(left, right, NAMES), 1e-6).place == "between a and b/c"
-    assert first_divergence(make_rows(left, left, NAMES), 1e-6) is None
+    assert observation.first_divergence(rows, 1e-6).place == "b/c"
+    right = observation.ForwardPass((call("a", x, y), call("b/c", y + 1, z)), (z,), z)
+    assert (
+        observation.first_divergence(observation.make_rows(left, right, NAMES), 1e-6).place
+        == "between a and b/c"
+    )
+    assert observation.first_divergence(observation.make_rows(left, left, NAMES), 1e-6) is None
 
 
 START = {"model/a/kernel": np.ones((2, 2)), "model/a/bias": np.full(2, 0.5)}
@@ -77,14 +73,14 @@ START = {"model/a/kernel": np.ones((2, 2)), "model/a/bias": np.full(2, 0.5)}
 def observed(framework, moved=1.0, **changes):
     """Give the observation of a layer that trains for a step."""
     outputs = np.ones((3, 2))
-    forward = ForwardPass((call("a", outputs, outputs),), (outputs,), np.ones(3))
+    forward = observation.ForwardPass((call("a", outputs, outputs),), (outputs,), np.ones(3))
     after = {
         name: value - moved * np.arange(1.0, value.size + 1).reshape(value.shape)
         for name, value in START.items()
     }
     fields = {"forward": forward, "losses": {1: 1.0}, "arrays": {1: after}, "trained": tuple(START)}
     given = {"initial": START, "batches": (5,)} | fields | changes
-    return Observation(framework, **given)
+    return observation.Observation(framework, **given)
 
 
 @pytest.mark.parametrize(

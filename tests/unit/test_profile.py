@@ -11,15 +11,8 @@ import torch
 from support.fakes import FakeBackend, FakeReport, asks, make_loop_session, on_every_rank, one_worker
 from support.profiles import DAMAGED, EPOCH_NS, MS, check_trace, horovod_events, recording
 
+from hvdtrain.backends import recording as records
 from hvdtrain.backends.hooks import Activities, LoopHooks
-from hvdtrain.backends.recording import (
-    KERNEL,
-    Busy,
-    HorovodTimeline,
-    Operation,
-    Operations,
-    timeline_requested,
-)
 from hvdtrain.backends.step_metrics import ControlFlags
 from hvdtrain.backends.torch.step_clock import operations_in
 from hvdtrain.loop import run
@@ -41,11 +34,13 @@ class FakeRecorder:
     def start(self) -> None:
         self._begun_ns = time.time_ns()
 
-    def stop(self) -> Operations:
-        return Operations(["main"], [Operation(0, "mm", self._begun_ns, time.time_ns() + MS, "operation")])
+    def stop(self) -> records.Operations:
+        return records.Operations(
+            ["main"], [records.Operation(0, "mm", self._begun_ns, time.time_ns() + MS, "operation")]
+        )
 
-    def busy(self) -> Busy | None:
-        return Busy(time.time(), 0.0)
+    def busy(self) -> records.Busy | None:
+        return records.Busy(time.time(), 0.0)
 
 
 class Shown(FakeReport):
@@ -130,10 +125,16 @@ def test_a_job_that_is_asked_to_stop_saves_before_it_writes_its_profile(tmp_path
     assert on_every_rank(hosts, work) == [order] * len(hosts)
 
 
-def recorded_by_two(folders) -> list[Shown]:
-    """Let two workers record a step, each with a run directory."""
+@pytest.mark.parametrize(
+    ("pack", "sent"), [(None, 2), (lambda _: DAMAGED, 1), (lambda _: exec("raise MemoryError"), 1)]
+)
+def test_rank_0_writes_what_all_workers_recorded_and_could_send(tmp_path, monkeypatch, pack, sent):
+    folders = [tmp_path / "a", tmp_path / "b"]
+    if pack is not None:
+        monkeypatch.setattr(Recording, "to_bytes", pack)
 
     def work(workers):
+        folders[workers.rank].mkdir()
         profile, session = profile_of("1", folders[workers.rank], workers)
         profile.on_workers()
         profile.before_step(1)
@@ -142,25 +143,11 @@ def recorded_by_two(folders) -> list[Shown]:
         profile.before_step(2)
         return session.services.report
 
-    return on_every_rank(["here", "here"], work)
-
-
-def test_rank_0_writes_what_all_workers_recorded(tmp_path):
-    folders = [tmp_path / "a", tmp_path / "b"]
-    for folder in folders:
-        folder.mkdir()
-    recorded_by_two(folders)
-    check_trace(trace_in(folders[0]), 2)
-    assert not any(folders[1].iterdir())
-
-
-@pytest.mark.parametrize("pack", [lambda _: DAMAGED, lambda _: exec("raise MemoryError")])
-def test_a_recording_that_cannot_be_sent_or_read_is_missing(tmp_path, monkeypatch, pack):
-    monkeypatch.setattr(Recording, "to_bytes", pack)
-    reports = recorded_by_two([tmp_path, tmp_path])
+    reports = on_every_rank(["here", "here"], work)
     assert all(isinstance(report, Shown) for report in reports), reports
-    check_trace(trace_in(tmp_path), 1)
-    assert "profile: the recordings of 1 of 2 workers are missing" in reports[0].notes
+    check_trace(trace_in(folders[0]), sent)
+    assert not any(folders[1].iterdir())
+    assert ("profile: the recordings of 1 of 2 workers are missing" in reports[0].notes) is (sent == 1)
 
 
 def test_what_pytorch_records_becomes_spans_by_the_clock_of_the_host():
@@ -184,11 +171,11 @@ def test_what_pytorch_records_becomes_spans_by_the_clock_of_the_host():
 def test_horovod_prepares_for_a_timeline_if_steps_are_to_be_recorded(monkeypatch, given, is_requested, seen):
     name = "HOROVOD_TIMELINE"
     monkeypatch.setenv(name, given) if given else monkeypatch.delenv(name, raising=False)
-    with timeline_requested(is_requested):
+    with records.timeline_requested(is_requested):
         assert os.environ.get(name) == seen
     assert os.environ.get(name) == given
     with pytest.raises(RuntimeError, match="the timeline of the whole job there"):
-        HorovodTimeline(None).start()
+        records.HorovodTimeline(None).start()
 
 
 TWO = (recording(0, 4), recording(1, 6, offset_ms=250))
@@ -258,7 +245,7 @@ def test_operations_that_run_at_once_share_the_time():
     one = recording(0, 4)
     one.operations.threads.append("other")
     one.operations.spans += [
-        Operation(1, "long", phase.begin_ns, phase.end_ns, "operation") for phase in one.phases[1::2]
+        records.Operation(1, "long", phase.begin_ns, phase.end_ns, "operation") for phase in one.phases[1::2]
     ]
     found = shares([one])
     assert found["long"] == pytest.approx(0.9 * 18 / 22, abs=1e-5)
@@ -267,7 +254,9 @@ def test_operations_that_run_at_once_share_the_time():
 
 def test_on_a_device_its_kernels_count():
     one = recording(0, 4)
-    one.operations.spans.append(Operation(0, "gemm", EPOCH_NS + MS, EPOCH_NS + 2 * MS, KERNEL))
+    one.operations.spans.append(
+        records.Operation(0, "gemm", EPOCH_NS + MS, EPOCH_NS + 2 * MS, records.KERNEL)
+    )
     assert self_seconds(one) == {"gemm": 0.001}
 
 

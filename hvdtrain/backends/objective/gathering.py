@@ -71,11 +71,6 @@ class Gathering(ABC):
         finally:
             self._is_parted = before
 
-    @property
-    def is_in_loss_of_several(self) -> bool:
-        """Whether a loss is being computed of samples that several workers have."""
-        return self._weights is not None and not (self._is_alone or self._is_parted)
-
     def __call__(self, tensor: Any, positions: bool = False) -> Any:
         """Return what ``all_gather`` does."""
         if self._is_parted or (self._is_alone and self._weights is None):
@@ -103,7 +98,8 @@ class Gathering(ABC):
 
 def refuse_horovods_own(is_of_all: bool) -> None:
     """Refuse Horovod's allgather, of all workers, in a loss of samples that several workers have."""
-    if is_of_all and Gathering.built is not None and Gathering.built.is_in_loss_of_several:
+    built = Gathering.built
+    if is_of_all and built and built._weights is not None and not (built._is_alone or built._is_parted):
         raise TaskError(
             "a loss or metric calls Horovod's allgather, which takes padding for samples, and divides the "
             "gradient by the number of workers",

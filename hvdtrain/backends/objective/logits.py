@@ -51,10 +51,9 @@ def named_loss(loss: Any, framework: str, field: str = "loss") -> tuple[Any, dic
     if not modules[0].startswith(_PACKAGES[framework]):
         if field != "loss" or not has_class(loss, "keras.Loss"):
             return loss, {}
+        described = f"the task's loss is {type(loss).__name__}"
         remedy = "Leave reduction out; the loss of a step is the mean over the samples."
-        _check_plain(
-            f"the task's loss is {type(loss).__name__}", {"reduction": loss.reduction}, _PLAIN, remedy
-        )
+        _check_plain(described, {"reduction": loss.reduction}, _PLAIN, remedy)
         each = object.__new__(type(loss))  # a copy with the same variables
         vars(each).update(vars(loss), reduction=None)
         return lambda outputs, batch: each(batch["targets"], outputs), {}

@@ -111,8 +111,7 @@ def make_objective(
 def _look_up(field: str, value: Any, table: Mapping[str, Function], options: Mapping[str, Any]) -> Function:
     """Return the function of a loss or metric: a user's own, or a named one with those options it takes."""
     if callable(value):
-        own: Function = value
-        return own
+        return value
     if not isinstance(value, str) or value not in table:
         known = [*table, *(NAMES if field != "loss" else ())]
         raise TaskError(

@@ -149,8 +149,17 @@ class RowsState:
         if self._is_sum:
             counted = {key: array.sum(0, dtype=np.float64, keepdims=True) for key, array in counted.items()}
         else:
-            if not self._rows:  # later batches have rows of the same size, as _check_stays sees
-                self._check_memory(given, rows.total)
+            of_sample = sum(array.nbytes // max(1, len(array)) for array in given.values())
+            most = getattr(self._metric, "max_bytes", np.inf)
+            if of_sample * rows.total > most:
+                raise TaskError(
+                    f"{self._name} would gather {of_sample * rows.total / 2**20:,.4g} MiB on rank 0: "
+                    f"{of_sample:,} bytes for each of {rows.total:,} samples; it may take "
+                    f"{most / 2**20:,.4g} MiB",
+                    "Give fewer or smaller numbers for each sample, such as class numbers (preds= of a "
+                    "MetricObject), compute it from sums (hvdtrain.SumMetric), or, if rank 0 has the memory, "
+                    "give it max_bytes=...",
+                )
             self._indices.append(rows.indices[rows.is_counted])
         self._check_stays({key: parts[0] for key, parts in self._rows.items()} or counted, counted)
         for key, array in counted.items():
@@ -246,19 +255,6 @@ class RowsState:
                 f"{self._name}: update returned {one} for one batch, and {other} for another",
                 "Return the same names, types and shapes for every batch: pad all samples to one length, or "
                 "add up over the axis that differs.",
-            )
-
-    def _check_memory(self, given: Mapping[str, NDArray[Any]], total: int) -> None:
-        """Check that the rows of all samples fit into the memory that a metric may take on rank 0."""
-        of_sample = sum(array.nbytes // max(1, len(array)) for array in given.values())
-        most = getattr(self._metric, "max_bytes", np.inf)
-        if of_sample * total > most:
-            raise TaskError(
-                f"{self._name} would gather {of_sample * total / 2**20:,.4g} MiB on rank 0: {of_sample:,} "
-                f"bytes for each of {total:,} samples; it may take {most / 2**20:,.4g} MiB",
-                "Give fewer or smaller numbers for each sample, such as class numbers (preds= of a "
-                "MetricObject), compute it from sums (hvdtrain.SumMetric), or, if rank 0 has the memory, "
-                "give it max_bytes=...",
             )
 
 

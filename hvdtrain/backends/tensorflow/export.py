@@ -41,7 +41,15 @@ def export_model(
     """Write a model as "keras" or "saved-model", load it back and compare outputs."""
     if format_name == "keras":
         model.save(path)
-        pair = (Phase(one, training=False) for one in (model, _load_back(path)))
+        try:
+            loaded = keras.models.load_model(path, compile=False)
+        except (TypeError, ValueError) as error:
+            raise TaskError(
+                f"what was written cannot be loaded back: {str(error).partition(chr(10))[0][:300]}",
+                "Register classes of your own with @keras.saving.register_keras_serializable(), or use "
+                "--to saved-model.",
+            ) from None
+        pair = (Phase(one, training=False) for one in (model, loaded))
         return programs.compare(*(serving.arrays(one, batches[0], TENSORS) for one in pair))
 
     def served(batch: Mapping[str, Any]) -> Any:
@@ -76,17 +84,6 @@ def _write_program(
         return {name: found[name].numpy() for name in program.output_names}
 
     return programs.Written(run_loaded, inputs)
-
-
-def _load_back(path: Path) -> Model:
-    try:
-        return keras.models.load_model(path, compile=False)
-    except (TypeError, ValueError) as error:
-        raise TaskError(
-            f"what was written cannot be loaded back: {str(error).partition(chr(10))[0][:300]}",
-            "Register classes of your own with @keras.saving.register_keras_serializable(), or use "
-            "--to saved-model.",
-        ) from None
 
 
 def load_weights_file(model: Model, path: Path) -> str:

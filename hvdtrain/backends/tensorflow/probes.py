@@ -153,10 +153,9 @@ def dry_run(step: Any, state_tensors: Any, batch: HostBatch, training: bool) -> 
             "of your own apply it themselves: outputs._keras_mask"
         )
     last, note = last_activation(computation.model), "; ".join(filter(None, notes))
-    found = changes.crcs, changes.refusal
     metrics = {} if training else computation.evaluation.tried
-    more: dict[str, Any] = {"weighted": computation.weighted, "metrics": metrics}
-    result = DryRun(recorder.outputs, values, last, error, note, *found, **more)
+    found = changes.crcs, changes.refusal, (), computation.weighted, metrics
+    result = DryRun(recorder.outputs, values, last, error, note, *found)
     return step.completed(result, training)
 
 

@@ -65,17 +65,16 @@ class _Fp32Outputs:
         self._model = model
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return keras.tree.map_structure(_cast_to_fp32, self._model(*args, **kwargs))
+        def cast(value: Any) -> Any:
+            is_half = tf.is_tensor(value) and value.dtype in _HALVES
+            return with_mask(tf.cast(value, tf.float32), mask_of(value)) if is_half else value
+
+        return keras.tree.map_structure(cast, self._model(*args, **kwargs))
 
     def __getattr__(self, name: str) -> Any:
         value = getattr(self._model, name)
         is_part = isinstance(value, keras.Layer) and type(self._model).call is keras.Model.call
         return _Fp32Outputs(value) if is_part else value
-
-
-def _cast_to_fp32(value: Any) -> Any:
-    is_half = tf.is_tensor(value) and value.dtype in _HALVES
-    return with_mask(tf.cast(value, tf.float32), mask_of(value)) if is_half else value
 
 
 def apply_activation_checkpointing(model: Layer) -> None:

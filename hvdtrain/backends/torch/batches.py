@@ -83,11 +83,6 @@ class BatchMaker:
             in_warmup=batch.in_warmup,
         )
 
-    @property
-    def float_type(self) -> torch.dtype:
-        """The type of weights and losses."""
-        return torch.float64 if self.float_bits == 64 else torch.float32
-
     def _weigh(self, batch: HostBatch) -> tuple[Any, ...]:
         """Return weights, gradient weights, the rows that count and the sum that gradients are divided by."""
         known = self._known_weights

@@ -124,7 +124,7 @@ class Computation(ComputationBase):
         if names != self.names or weighted != self.weighted:
             check_values(given, samples)
             self.names, self.weighted = names, weighted
-        return weigh(given, samples, self.wrap.float_type)
+        return weigh(given, samples, torch.float64 if self.wrap.float_bits == 64 else torch.float32)
 
     def evaluate(self, batch: TorchBatch, partial: PartialSums | None) -> PartialSums:
         """Evaluate one batch and return the sums so far. Local unless the loss gathers."""

@@ -143,11 +143,10 @@ def dry_run(step: Any, state_tensors: Any, batch: HostBatch, training: bool) -> 
     except Exception as raised:
         error = raised
     computation.forget_mode()  # the modes are as before, so that training begins with a call of train()
-    last, found = last_activation(model), (changes.crcs, changes.refusal, changed)
     metrics = {} if training else computation.evaluation.tried
-    more: dict[str, Any] = {"weighted": computation.weighted, "metrics": metrics}
+    found = changes.crcs, changes.refusal, changed, computation.weighted, metrics
     outputs.append(None)  # if the model was not called
-    result = DryRun(outputs[0], values, last, error, undone, *found, **more)
+    result = DryRun(outputs[0], values, last_activation(model), error, undone, *found)
     return step.completed(result, training)
 
 

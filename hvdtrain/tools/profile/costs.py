@@ -198,32 +198,27 @@ def build_trace(recordings: Sequence[Recording]) -> Event:
     events: list[Event] = []
     waits = waits_by_rank(recordings)
     for recording in recordings:
-        events += _of_worker(recording, begin_ns)
-        for wait in waits.get(recording.rank, []):
+        rank, common = recording.rank, recording.common
+        events += _named("process", rank, 0, f"rank {rank} on {recording.host}")
+        for place, name in enumerate(["training loop", "step", *recording.operations.threads]):
+            events += _named("thread", rank, place, name)
+        for phase in recording.phases:
+            at_ns, length_ns = common(phase.begin_ns) - begin_ns, phase.end_ns - phase.begin_ns
+            events.append(_span((rank, _LOOP), phase.name, at_ns, length_ns, phase.step))
+        for span in recording.operations.spans:
+            at_ns, track = common(span.begin_ns) - begin_ns, (rank, _THREADS + span.thread)
+            events.append(_span(track, span.name, at_ns, span.end_ns - span.begin_ns) | {"cat": span.kind})
+        for wait in waits.get(rank, []):
             for name, begin, end in (
                 ("own part of the step", wait.begin_ns, wait.ready_ns),
                 (f"waiting for rank {wait.last_rank}", wait.ready_ns, wait.all_ready_ns),
                 ("all-reduce", wait.all_ready_ns, wait.reduced_ns),
             ):
                 if end > begin:
-                    track = recording.rank, _STEPS
-                    events.append(_span(track, name, begin - begin_ns, end - begin, wait.step))
+                    events.append(_span((rank, _STEPS), name, begin - begin_ns, end - begin, wait.step))
     process = max(recording.rank for recording in recordings) + 1
     events += _of_horovod(recordings[0].timeline, process, begin_ns, end_ns)
     return {"traceEvents": events, "displayTimeUnit": "ms"}
-
-
-def _of_worker(recording: Recording, begin_ns: int) -> Iterator[Event]:
-    rank, common = recording.rank, recording.common
-    yield from _named("process", rank, 0, f"rank {rank} on {recording.host}")
-    for place, name in enumerate(["training loop", "step", *recording.operations.threads]):
-        yield from _named("thread", rank, place, name)
-    for phase in recording.phases:
-        at_ns, length_ns = common(phase.begin_ns) - begin_ns, phase.end_ns - phase.begin_ns
-        yield _span((rank, _LOOP), phase.name, at_ns, length_ns, phase.step)
-    for span in recording.operations.spans:
-        at_ns, track = common(span.begin_ns) - begin_ns, (rank, _THREADS + span.thread)
-        yield {**_span(track, span.name, at_ns, span.end_ns - span.begin_ns), "cat": span.kind}
 
 
 def _of_horovod(timeline: Iterable[Event], process: int, begin_ns: int, end_ns: int) -> Iterator[Event]:

@@ -68,8 +68,7 @@ def _as_sent(rows: Tensor) -> Tensor:
 
 def _joined(rows: Tensor, name: str) -> Tensor:
     """Collective. Return the workers' rows in the order of ranks."""
-    joined: Tensor = mpi_ops.synchronize(mpi_ops.allgather_async(rows, name))
-    return joined
+    return mpi_ops.synchronize(mpi_ops.allgather_async(rows, name))
 
 
 class _Checked(_Allgather):
