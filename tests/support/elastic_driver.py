@@ -41,20 +41,10 @@ def accept_worker(connection: socket.socket, job_key: str, seconds: float = 30.0
 
 def world(generation: int = 1, rank: int = 0, size: int = 2, **fields: object) -> World:
     """Return a world of workers on one host."""
-    values = {
-        "generation": generation,
-        "rank": rank,
-        "size": size,
-        "local_rank": rank,
-        "local_size": size,
-        "cross_rank": 0,
-        "cross_size": 1,
-        "host": "h1",
-        "store": ("127.0.0.1", 4321),
-        "one_host": True,
-        "salt": "salt",
-        "members": tuple(MemberInfo(worker=f"w{n}", rank=n, host="h1", pid=n + 1) for n in range(size)),
-    }
+    members = tuple(MemberInfo(worker=f"w{n}", rank=n, host="h1", pid=n + 1) for n in range(size))
+    values = {"generation": generation, "rank": rank, "size": size, "local_rank": rank, "local_size": size}
+    values |= {"cross_rank": 0, "cross_size": 1, "host": "h1", "members": members}
+    values |= {"store": ("127.0.0.1", 4321), "one_host": True, "salt": "salt"}
     return World(**{**values, **fields})
 
 
@@ -92,15 +82,8 @@ class ScriptedDriver:
         self.connection, _ = self.listener.accept()
         assert accept_worker(self.connection, KEY) == self.environ.get("HVDTRAIN_WORKER", "")
         self.expect(Hello)
-        welcome = Welcome(
-            worker="w7",
-            job="j1",
-            slot=1,
-            least=1,
-            most=4,
-            is_training=True,
-            lease_seconds=lease_seconds,
-        )
+        fields = {"worker": "w7", "job": "j1", "slot": 1, "least": 1, "most": 4, "is_training": True}
+        welcome = Welcome(**fields, lease_seconds=lease_seconds)
         self.say(*(is_welcome * (welcome,)), *first)
 
     def say(self, *messages: FromDriver) -> None:

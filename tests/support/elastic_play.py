@@ -28,10 +28,13 @@ class Play:
         actions = self.members.take(event, self.now)
         self.actions += actions
         for action in actions:
-            if isinstance(action, records.OpenWorld):
-                for world in action.worlds:
-                    self.worlds[world.members[world.rank].worker] = world
+            for world in getattr(action, "worlds", ()):
+                self.worlds[world.members[world.rank].worker] = world
         return actions
+
+    def of(self, kind: type) -> list:
+        """Return the actions of a kind."""
+        return [one for one in self.actions if isinstance(one, kind)]
 
     def discover(self, *hosts: tuple[str, int]) -> list[records.Action]:
         return self.take(records.Discovered(tuple(HostSlots(*host) for host in hosts)))
@@ -41,15 +44,12 @@ class Play:
 
     def arrive(self, worker: str) -> list[records.Action]:
         slot = self.slot(worker)
-        hello = messages.Hello(
-            host=slot.host, machine=slot.host, pid=100 + int(worker[1:]), process_seconds=1.0
-        )
+        host, pid = slot.host, 100 + int(worker[1:])
+        hello = messages.Hello(host=host, machine=host, pid=pid, process_seconds=1.0)
         return self.take(records.Arrived(worker, hello))
 
     def slot(self, worker: str):
-        return next(
-            one.slot for one in self.actions if isinstance(one, records.Start) and one.worker == worker
-        )
+        return next(one.slot for one in self.of(records.Start) if one.worker == worker)
 
     def ready(self, *workers: str, digest: str = "same", **values: str) -> None:
         """Let workers wait for a world, where they stand."""
@@ -80,10 +80,8 @@ class Play:
 
     def sync(self, worker: str) -> None:
         world = self.world
-        self.places[worker], self.valid[worker] = (
-            max(world.root, self.places.get(worker, TrainingPosition())),
-            True,
-        )
+        self.places[worker] = max(world.root, self.places.get(worker, TrainingPosition()))
+        self.valid[worker] = True
         self.say(worker, messages.Synced(generation=world.generation, place=world.root))
 
     def step(self, step: int, *workers: str) -> None:
@@ -136,24 +134,24 @@ class Play:
 
     @property
     def started(self) -> list[str]:
-        return [one.worker for one in self.actions if isinstance(one, records.Start)]
+        return [one.worker for one in self.of(records.Start)]
 
     @property
     def killed(self) -> list[str]:
-        return [one.worker for one in self.actions if isinstance(one, records.Kill)]
+        return [one.worker for one in self.of(records.Kill)]
 
     @property
     def finish(self) -> records.Finish:
-        return next(one for one in self.actions if isinstance(one, records.Finish))
+        return self.of(records.Finish)[0]
 
     @property
     def said(self) -> str:
-        return "\n".join(one.text for one in self.actions if isinstance(one, records.Say))
+        return "\n".join(one.text for one in self.of(records.Say))
 
     def told(self, worker: str, kind: type[messages.FromDriver] | type) -> list[messages.FromDriver]:
         """Return the messages of a kind that a worker was sent."""
-        sent = [one for one in self.actions if isinstance(one, records.Send) and one.worker == worker]
-        return [one.message for one in sent if isinstance(one.message, kind)]
+        sent = [one.message for one in self.of(records.Send) if one.worker == worker]
+        return [message for message in sent if isinstance(message, kind)]
 
 
 def training(count: int = 2, limits: records.Limits | None = None, hosts=None, step: int = 10) -> Play:

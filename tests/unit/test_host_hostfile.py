@@ -7,14 +7,7 @@ import pytest
 
 from hvdtrain.errors import UsageError
 from hvdtrain.host import hostfile as network
-from hvdtrain.host.hostfile import (
-    HostSlots,
-    chosen_interfaces,
-    own_addresses,
-    parse_host_list,
-    reachable_by_others,
-    read_host_file,
-)
+from hvdtrain.host.hostfile import HostSlots, parse_host_list, reachable_by_others, read_host_file
 
 
 def test_a_host_file_is_read(tmp_path):
@@ -49,7 +42,7 @@ def test_a_wrong_host_file_is_refused_with_its_line(text, said, tmp_path):
     ],
 )
 def test_interfaces_that_were_chosen_for_the_job(environ, names):
-    assert chosen_interfaces(environ) == names
+    assert network.chosen_interfaces(environ) == names
 
 
 def test_no_loopback_among_this_hosts_addresses(monkeypatch):
@@ -63,14 +56,12 @@ def test_no_loopback_among_this_hosts_addresses(monkeypatch):
     monkeypatch.setattr(network.psutil, "net_if_addrs", lambda: found)
     monkeypatch.setattr(network.psutil, "net_if_stats", lambda: states)
     monkeypatch.delenv("NCCL_SOCKET_IFNAME", raising=False)
-    assert own_addresses() == {"eth0": ["10.1.2.3/24"]}
+    assert network.own_addresses() == {"eth0": ["10.1.2.3/24"]}
 
 
 def test_the_network_that_all_hosts_are_in_is_taken():
     own = {"eth0": ["10.0.0.1/24"], "docker0": ["172.17.0.1/16"]}
     others = [{"eth1": ["10.0.0.2/24"], "docker0": ["172.17.0.1/16"]}, {"eth0": ["10.0.0.3/24"]}]
     assert reachable_by_others(own, others) == ["10.0.0.1"]
-
-
-def test_where_hosts_are_in_different_networks_all_addresses_are_tried():
+    # all, where hosts are in different networks
     assert reachable_by_others({"eth0": ["10.0.0.1/24"]}, [{"eth0": ["10.0.9.2/24"]}]) == ["10.0.0.1"]

@@ -289,26 +289,18 @@ class Liveness:
         late = any(now_seconds - heard.at_seconds > patience_seconds for heard in self._heard.values())
         if late or len(states) < len(self._heard):
             return None  # a worker that does not answer is named for that
+        members = {rank: heard.member for rank, heard in self._heard.items()}
         if self._own and own:
-            states[self._own.rank] = own
+            states[self._own.rank], members[self._own.rank] = own, self._own
         blamed = blame(states)
         is_long = any(states[rank].is_long for rank in blamed or states)
         limit = max(LONG_FACTOR * self._stall_timeout, LONG_SECONDS) if is_long else self._stall_timeout
         if waited_seconds < limit:
             return None
-        return Stalled(self._describe(states, blamed, waited_seconds), tuple(blamed))
-
-    def _describe(
-        self, states: Mapping[int, WorkerState], blamed: Collection[int], waited_seconds: float
-    ) -> str:
-        members = {rank: one.member for rank, one in self._heard.items()}
-        if self._own:
-            members[self._own.rank] = self._own
         ranks = sorted(blamed or states)
         doing = ", ".join(f"{members[rank]} is {states[rank]}" for rank in ranks[:_NAMED]) + _more(ranks)
-        if not blamed:
-            return f"no worker has made progress for {waited_seconds:.0f} s: {doing}"
-        return f"the others have waited for {waited_seconds:.0f} s: {doing}"
+        who = "the others have waited" if blamed else "no worker has made progress"
+        return Stalled(f"{who} for {waited_seconds:.0f} s: {doing}", tuple(blamed))
 
 
 def blame(states: Mapping[int, WorkerState]) -> list[int]:
