@@ -3,20 +3,30 @@
 import numpy as np
 
 
-class Words:
-    """Predicts the next token with one block of attention."""
+class Planted:
+    """A mistake, and random numbers with classes."""
 
     defaults = {"steps": 12, "batch_size": 8, "learning_rate": 0.05, "seed": 3}  # noqa: RUF012
+    samples, shape, classes = 64, (8, 8, 3), 4
 
     def __init__(self, mistake=""):
         self.mistake = mistake
 
     def train_data(self):
-        tokens = np.random.RandomState(0).randint(0, 12, (64, 7))
-        return {"inputs": tokens[:, :-1], "targets": tokens[:, 1:]}
+        random = np.random.RandomState(0)
+        inputs = random.standard_normal((self.samples, *self.shape)).astype(np.float32)
+        return inputs, random.randint(0, self.classes, self.samples)
 
     def eval_data(self):
         return None
+
+
+class Words(Planted):
+    """Predicts the next token with one block of attention."""
+
+    def train_data(self):
+        tokens = np.random.RandomState(0).randint(0, 12, (64, 7))
+        return {"inputs": tokens[:, :-1], "targets": tokens[:, 1:]}
 
     def torch_loss(self, model, batch):
         from torch.nn.functional import cross_entropy
@@ -84,21 +94,10 @@ class Words:
         return keras.Model(tokens, layers.Dense(12, name="logits")(x + layers.Dense(16, name="narrow")(y)))
 
 
-class Pictures:
+class Pictures(Planted):
     """Classifies images with a strided convolution, batch norm and a layer of the user's own."""
 
     loss, metrics = "cross_entropy", {}
-    defaults = {"steps": 12, "batch_size": 8, "learning_rate": 0.05, "seed": 3}  # noqa: RUF012
-
-    def __init__(self, mistake=""):
-        self.mistake = mistake
-
-    def train_data(self):
-        random = np.random.RandomState(0)
-        return random.standard_normal((64, 8, 8, 3)).astype(np.float32), random.randint(0, 4, 64)
-
-    def eval_data(self):
-        return None
 
     def torch_model(self):
         import torch
@@ -170,21 +169,12 @@ class Unlike(Words):
         )
 
 
-class Normed:
+class Normed(Planted):
     """Normalizes batches of 64 images, after a convolution and dropout of whole channels."""
 
     loss, metrics = "cross_entropy", {}
     defaults = {"batch_size": 64, "learning_rate": 0.05, "seed": 3}  # noqa: RUF012
-
-    def __init__(self, mistake=""):
-        self.mistake = mistake
-
-    def train_data(self):
-        random = np.random.RandomState(0)
-        return random.standard_normal((128, 8, 8, 3)).astype(np.float32), random.randint(0, 4, 128)
-
-    def eval_data(self):
-        return None
+    samples = 128
 
     def torch_model(self):
         from torch import nn
@@ -216,20 +206,11 @@ class Normed:
         return keras.Model(images, layers.Dense(4, name="logits")(x))
 
 
-class Several:
+class Several(Planted):
     """Has two outputs in a dictionary, whose keys lie in another order, and a norm that computes in fp32."""
 
     defaults = {"steps": 1, "batch_size": 8, "learning_rate": 0.05, "seed": 3}  # noqa: RUF012
-
-    def __init__(self, mistake=""):
-        self.mistake = mistake
-
-    def train_data(self):
-        random = np.random.RandomState(0)
-        return random.standard_normal((16, 4)).astype(np.float32), random.randint(0, 2, 16)
-
-    def eval_data(self):
-        return None
+    samples, shape, classes = 16, (4,), 2
 
     def torch_loss(self, model, batch):
         return (model(batch["inputs"])["b"] ** 2).sum(1), {}
