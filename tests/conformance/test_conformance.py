@@ -26,7 +26,7 @@ CONTROLLER = {"torch": "mpi", "tf": "gloo"}
 # themes whose models keep nothing from step to step but parameters
 AT_ONCE = {
     "batch_losses", "derivatives", "embeddings", "flow", "keras_layers", "keras_masks", "looks",
-    "members", "objectives", "outputs", "recurrent", "static_shapes", "tables", "wide_numbers",
+    "outputs", "recurrent", "static_shapes", "tables", "wide_numbers",
 }  # fmt: skip
 EVALUATED = {"keras_layer_state", "norms", "state"}  # whose models evaluate with what they keep
 ZOO = {

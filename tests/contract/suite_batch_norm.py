@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 import pytest
 from support import suite
-from support.suite import FRAMEWORK, only_tensorflow, only_torch, started_backend, state_of  # noqa: F401
+from support.suite import FRAMEWORK, started_backend, state_of  # noqa: F401
 
 from hvdtrain.data.feed import HostBatch
 from hvdtrain.data.order import BatchPlan
@@ -172,51 +172,46 @@ def as_rows(norm, x):
     )  # rows' number is unknown until it is called
 
 
+def masked(norm, x):
+    """Normalise with a mask of steps; the outputs are without one, which the loss would apply."""
+    import keras
+
+    return norm(x, mask=keras.ops.any(x > 0, -1)) + 0.0
+
+
+IMAGES = Normed((3, 4))
+# task, micro-batches
 CASES = {
-    "vectors": Normed(),
-    "images": Normed((3, 4)),
-    "without gamma and beta": Normed((3,), torch={"affine": False}, tf={"scale": False, "center": False}),
-    "called twice": Normed((3,), twice, calls=2),
-    "places as rows": Normed((5,), as_rows),
+    "vectors": (Normed(), 1),
+    "images": (IMAGES, 1),
+    "micro-batches": (IMAGES, 3),
+    "without gamma and beta": (
+        Normed((3,), torch={"affine": False}, tf={"scale": False, "center": False}),
+        1,
+    ),
+    "called twice": (Normed((3,), twice, calls=2), 1),
+    "places as rows": (Normed((5,), as_rows), 1),
 }
+CASES |= {
+    "torch": {
+        "statistics of all steps": (Normed((3,), torch={"momentum": None}), 3),
+        "without moving statistics": (Normed(torch={"track_running_stats": False}), 1),
+    },
+    "tf": {
+        "channels first": (Normed((CHANNELS, 3), tf={"axis": 1}), 1),
+        "masked": (Normed((5,), masked), 1),
+    },
+}[FRAMEWORK]
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_step_is_the_plain_layers_on_the_whole_batch(started, case):
-    assert largest_difference(started, CASES[case], 11) < 1e-5
-
-
-def test_each_micro_batch_is_that_of_all_workers(started):
-    assert largest_difference(started, CASES["images"], 11, accumulate=3) < 1e-5
-
-
-@only_torch
-def test_statistics_without_momentum_are_the_mean_of_all_steps(started):
-    assert largest_difference(started, Normed((3,), torch={"momentum": None}), 11, 3) < 1e-5
-
-
-@only_torch
-def test_without_moving_statistics_there_is_still_the_batch(started):
-    assert largest_difference(started, Normed(torch={"track_running_stats": False}), 11) < 1e-5
-
-
-@only_tensorflow
-def test_channels_may_stand_first(started):
-    assert largest_difference(started, Normed((CHANNELS, 3), tf={"axis": 1}), 11) < 1e-5
-
-
-@only_tensorflow
-def test_masked_steps_do_not_count(started):
-    import keras
-
-    def masked(norm, x):
-        return norm(x, mask=keras.ops.any(x > 0, -1)) + 0.0  # without a mask, which the loss would apply
-
-    assert largest_difference(started, Normed((5,), masked), 11) < 1e-5
+    task, accumulate = CASES[case]
+    assert largest_difference(started, task, 11, accumulate) < 1e-5
 
 
 def test_a_micro_batch_of_padding_alone_moves_nothing(started):
-    task = CASES["images"]
+    task = IMAGES
     started.build(task, config())
     before = contents(started)
     arrays = {name: array[None, :2] for name, array in task.samples(2).items()}
@@ -228,7 +223,7 @@ def test_a_micro_batch_of_padding_alone_moves_nothing(started):
 
 def test_variances_keep_their_digits_far_from_zero(started):
     """In fp32 the difference of E[x^2] and E[x]^2 would have no right digit here."""
-    task = CASES["images"]
+    task = IMAGES
     started.build(task, config())
     state = state_of(started)
     (variance,) = (name for name in state if name.endswith("moving_variance"))
@@ -292,7 +287,7 @@ def test_a_layer_that_may_be_replaced_is_in_training_alone(started, synchronised
 
 
 def test_the_exported_model_is_a_plain_one(started, tmp_path):
-    task = CASES["images"]
+    task = IMAGES
     started.build(task, config())
     batch, _ = part(started, task, 11, 1)
     step(started, batch, 0.1)

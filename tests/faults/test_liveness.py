@@ -30,7 +30,7 @@ def test_a_frozen_worker_ends_the_job_in_time_and_is_named(framework, controller
         (
             "mpi",
             "DataWaits",
-            r"reading data for training step \d+ \(faulty_tasks.py, line \d+, in __getitem__\)",
+            r"reading data for training step \d+ \(faulty_tasks.py, line \d+, in __get.*\)",
         ),
     ],
 )

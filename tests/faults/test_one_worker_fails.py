@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from endings import HOST, SOON_SECONDS, SOON_WITH_IMPORT_SECONDS, TASKS, Ending, end_of, run_to_end
+from endings import HOST, SOON_SECONDS, SOON_WITH_IMPORT_SECONDS, TASKS, end_of, run_to_end
 from support.jobs import launcher
 from support.pool import command
 
@@ -12,19 +12,23 @@ RAISED = re.compile(r"ValueError: the flux capacitor is empty( \(sample \d+\))?$
 
 
 @pytest.mark.parametrize(
-    "job", [("torch", "mpi", "DataRaises"), ("tf", "gloo", "LossRaises"), ("script",)], ids="-".join
+    "job",
+    [
+        ("torch", "mpi", "DataRaises"),
+        ("torch", "gloo", "DataRaises"),
+        ("tf", "gloo", "LossRaises"),
+        ("script",),
+    ],
+    ids="-".join,
 )
 def test_an_error_in_training_appears_once_and_whole(job, tmp_path):
+    """Over Gloo, a reader process reads the data."""
     if job == ("script",):  # which calls hvdtrain.train() and catches nothing
         ending = run_to_end([*launcher(2, "mpi"), "python", str(TASKS)], tmp_path)
     else:
         framework, controller, task = job
-        ending = end_of(2, controller, task, "--framework", framework, cwd=tmp_path)
-    check_training_failed(ending)
-
-
-def check_training_failed(ending: Ending) -> None:
-    """Check that a job failed in training by what a task raises, and that it says so once and whole."""
+        readers = ("--read-workers", str(int(job[:2] == ("torch", "gloo"))))
+        ending = end_of(2, controller, task, "--framework", framework, *readers, cwd=tmp_path)
     assert ending.returncode == 4
     assert ending.seconds_since_failure() < SOON_SECONDS
     assert ending.message.startswith(f"rank 1 on {HOST}: training failed at step ")
@@ -35,11 +39,6 @@ def check_training_failed(ending: Ending) -> None:
     assert ending.summary["status"] == "failed"
     assert ending.summary["error"].startswith(f"rank 1 on {HOST}: training failed at step ")
     assert RAISED.search(ending.summary["error"])
-
-
-def test_what_a_data_set_raises_in_a_reader_ends_the_job_as_in_a_thread(tmp_path):
-    options = ("--framework", "torch", "--read-workers", "1")
-    check_training_failed(end_of(2, "gloo", "DataRaises", *options, cwd=tmp_path))
 
 
 def test_a_first_batch_that_fails_where_others_wait_in_synchronised_batch_norm(tmp_path):

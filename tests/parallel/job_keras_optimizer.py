@@ -4,6 +4,7 @@ Trains the same small model in several ways and writes the parameters of each to
 """
 
 import os
+from functools import partial
 
 os.environ["KERAS_BACKEND"] = "tensorflow"
 
@@ -24,12 +25,12 @@ def data(rank):
 
 
 def model():
-    inputs = keras.Input((INPUTS,))
-    hidden = keras.layers.Dense(3, "tanh", kernel_initializer=keras.initializers.GlorotUniform(seed=1))(
-        inputs
-    )
-    outputs = keras.layers.Dense(1, kernel_initializer=keras.initializers.GlorotUniform(seed=2))(hidden)
-    return keras.Model(inputs, outputs)
+    first, second = (keras.initializers.GlorotUniform(seed=seed) for seed in (1, 2))
+    layers = [
+        keras.layers.Dense(3, "tanh", kernel_initializer=first),
+        keras.layers.Dense(1, kernel_initializer=second),
+    ]
+    return keras.Sequential([keras.Input((INPUTS,)), *layers])
 
 
 def fit(optimizer, inputs, targets):
@@ -41,16 +42,12 @@ def fit(optimizer, inputs, targets):
 
 def apply_eagerly(optimizer, inputs, targets):
     trained = model()
-
-    def step():
+    variables = trained.trainable_variables
+    optimizer.build(variables)
+    for _ in range(STEPS):
         with tf.GradientTape() as tape:
             loss = tf.reduce_mean((trained(inputs, training=True) - targets) ** 2)
-        variables = trained.trainable_variables
         optimizer.apply(tape.gradient(loss, [v.value for v in variables]), variables)
-
-    optimizer.build(trained.trainable_variables)
-    for _ in range(STEPS):
-        step()
     return flat(trained)
 
 
@@ -58,16 +55,9 @@ def flat(trained):
     return np.concatenate([v.numpy().ravel() for v in trained.trainable_variables])
 
 
-def sgd():
-    return SGD(learning_rate=0.1, momentum=0.9)
-
-
-def keras_sgd():
-    return keras.optimizers.SGD(learning_rate=0.1, momentum=0.9)
-
-
 def main():
     hvd.init()
+    sgd, keras_sgd = (partial(kind, learning_rate=0.1, momentum=0.9) for kind in (SGD, keras.optimizers.SGD))
     rank, size = hvd.rank(), hvd.size()
     mine = data(rank)
     everything = [np.concatenate(parts) for parts in zip(*(data(r) for r in range(size)), strict=True)]
@@ -86,5 +76,4 @@ def main():
     hvd.shutdown()
 
 
-if __name__ == "__main__":
-    main()
+main()

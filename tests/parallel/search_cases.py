@@ -30,19 +30,9 @@ class Large(Digits):
     def torch_loss(self, model, batch):
         from torch.nn.functional import cross_entropy
 
-        _check_fits(batch)
+        if len(batch["inputs"]) > LARGEST:
+            raise MemoryError(f"a batch of {len(batch['inputs'])}")
         return cross_entropy(model(batch["inputs"]), batch["targets"].long(), reduction="none"), {}
-
-    def tf_loss(self, model, batch):
-        from keras.losses import sparse_categorical_crossentropy
-
-        _check_fits(batch)
-        return sparse_categorical_crossentropy(batch["targets"], model(batch["inputs"]), from_logits=True), {}
-
-
-def _check_fits(batch) -> None:
-    if batch["inputs"].shape[0] > LARGEST:
-        raise MemoryError(f"a batch of {batch['inputs'].shape[0]}")
 
 
 def weights_of(model, framework: str) -> list[np.ndarray]:

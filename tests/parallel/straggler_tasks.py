@@ -1,4 +1,4 @@
-"""A task with one slow worker."""
+"""Tasks with one slow worker."""
 
 import os
 import time
@@ -7,6 +7,7 @@ import numpy as np
 
 SLOW_SECONDS = 0.15  # in each step: much more than all else in it, also on a busy machine
 SLOW_RANK = 1
+FAILS_IN_STEP = 6  # in the job of Breaks
 
 
 def is_slow() -> bool:
@@ -48,3 +49,16 @@ class SlowLoss:
 
         inputs = tf.ensure_shape(tf.numpy_function(wait, [batch["inputs"]], tf.float32), (None, 8))
         return (model(inputs)[:, 0] - batch["targets"]) ** 2, {}
+
+
+class Breaks(SlowLoss):
+    """Its slow worker fails in a step."""
+
+    def __init__(self):
+        self.biases = set()
+
+    def torch_loss(self, model, batch):
+        self.biases.add(float(model.bias.detach()))  # each step changes it, and the dry run does not
+        if is_slow() and len(self.biases) == FAILS_IN_STEP:
+            raise ValueError("broken on purpose")
+        return super().torch_loss(model, batch)

@@ -5,7 +5,6 @@ import json
 import statistics
 from pathlib import Path
 
-import profile_tasks
 import pytest
 import straggler_tasks
 from support.jobs import launcher, run, train
@@ -61,7 +60,7 @@ def test_one_trace_of_all_workers_names_the_slow_one(framework, controller, tmp_
 
 
 def test_a_job_that_fails_in_the_window_leaves_what_was_recorded(tmp_path):
-    words = ["--framework", "torch", "--task", f"{profile_tasks.__file__}:Breaks", *OPTIONS]
+    words = ["--framework", "torch", "--task", f"{straggler_tasks.__file__}:Breaks", *OPTIONS]
     command = [*launcher(2, "mpi"), "python", "-m", "hvdtrain", *words, "--run-dir", "run"]
     result = run(command, tmp_path)
     assert result.returncode == 4, result.output

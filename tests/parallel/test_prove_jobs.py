@@ -1,4 +1,4 @@
-"""``prove`` as a job, over both controllers: a task that is right, and some that break an assumption."""
+"""``prove`` over both controllers, of a task that is right and of some that are not; and ``parity``."""
 
 import json
 
@@ -53,3 +53,24 @@ def test_a_limit_ends_the_job_and_leaves_no_folder(tmp_path):
     assert result.returncode != 0
     assert "did not end within 1 s and is ended; give a larger --limit" in result.output
     assert not [*tmp_path.glob("hvdtrain-prove-*")]
+
+
+PARITY = ["python", "-m", "hvdtrain", "parity", "--steps", "10", "--json", "found.json", "--task"]
+WORDS = f"{ROOT}/tests/support/parity_tasks.py:Words"
+
+
+def test_the_layer_and_the_cause_are_named(tmp_path):
+    result = run([*PARITY, WORDS, "--set", "task_options.mistake=epsilon"], tmp_path)
+    assert result.returncode == 4, result.output[-5000:]
+    assert "first difference: norm: " in result.stdout
+    assert "cause: norm: epsilon: 1e-05 in PyTorch, 1e-06 in TensorFlow" in result.stdout
+    assert "Traceback" not in result.output
+    document = json.loads((tmp_path / "found.json").read_text())
+    assert document["findings"][0]["layer"] == "norm"
+    assert not document["parity"]
+
+
+def test_under_a_launcher_it_says_what_to_type(tmp_path):
+    result = run([*launcher(2, "mpi"), *PARITY, WORDS], tmp_path)
+    assert result.returncode == 2
+    assert "python -m hvdtrain parity" in result.stderr

@@ -1,11 +1,10 @@
 """A run goes on with another number of workers, in the other framework, with other settings."""
 
-from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 import pytest
-from support.jobs import Run, temporary_folder
+from support.jobs import temporary_folder
 from support.resuming import (
     command_for,
     killed_at,
@@ -27,20 +26,6 @@ DIGITS = (
 )
 
 
-@dataclass(frozen=True)
-class Legs:
-    """A run in three legs.
-
-    Args:
-        run: the run, after the last of them.
-        second, third: steps after which the second and the third leg began.
-    """
-
-    run: Run
-    second: int
-    third: int
-
-
 def digits(framework: str, workers: int = 1, controller: str = "none") -> tuple:
     return (workers, controller, "ReadSlowly", "--framework", framework, *DIGITS)
 
@@ -56,42 +41,31 @@ def uninterrupted():
     return trained(*digits("torch"), cwd=temporary_folder())
 
 
-def over_worker_counts(framework: str) -> Legs:
-    """Train with one worker, then three, then two; the one is asked to stop, the three are killed."""
-    folder = temporary_folder()
-    second = stopped_at(random_step(7, 20, framework), leg(framework), folder, SAMPLE_SECONDS)
-    killed_at(random_step(37, 50, framework), leg(framework, 3, "gloo"), folder, SAMPLE_SECONDS)
-    last = trained(*digits(framework, 2, "mpi"), cwd=folder)
-    return Legs(last, second, resumed_from(last)[0])
-
-
-def over_frameworks() -> Legs:
-    """Train in PyTorch, then in TensorFlow, then in PyTorch again; each is asked to stop."""
-    folder = temporary_folder()
-    second = stopped_at(random_step(7, 20, "first"), leg("torch"), folder, SAMPLE_SECONDS)
-    stopped_at(random_step(37, 50, "second"), leg("tf"), folder, SAMPLE_SECONDS)
-    last = trained(*digits("torch"), cwd=folder)
-    return Legs(last, second, resumed_from(last)[0])
-
-
+# framework, workers and controller of each leg
 WAYS = {
-    "torch-1-3-2-workers": lambda: over_worker_counts("torch"),
-    "torch-tf-torch": over_frameworks,
+    "torch-1-3-2-workers": (("torch",), ("torch", 3, "gloo"), ("torch", 2, "mpi")),
+    "torch-tf-torch": (("torch",), ("tf",), ("torch",)),
 }
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_a_run_in_three_legs_is_that_of_one_worker_in_one_go(way, uninterrupted):
-    legs = WAYS[way]()
-    assert trained_steps(legs.run) == list(range(1, STEPS + 1))
-    assert 0 < legs.second < legs.third < STEPS
-    assert all(step * 50 % SAMPLES for step in (legs.second, legs.third)), "in the middle of an epoch"
-    differences = np.abs(np.asarray(legs.run.losses) / np.asarray(uninterrupted.losses) - 1)
-    bounds = [0, legs.second, legs.third, STEPS]
+    """The first leg is asked to stop; the second likewise, or several workers are killed."""
+    (one, other, last), folder = WAYS[way], temporary_folder()
+    second = stopped_at(random_step(7, 20, way), leg(*one), folder, SAMPLE_SECONDS)
+    disturb = killed_at if len(other) > 1 else stopped_at
+    disturb(random_step(37, 50, way), leg(*other), folder, SAMPLE_SECONDS)
+    run = trained(*digits(*last), cwd=folder)
+    third = resumed_from(run)[0]
+    assert trained_steps(run) == list(range(1, STEPS + 1))
+    assert 0 < second < third < STEPS
+    assert all(step * 50 % SAMPLES for step in (second, third)), "in the middle of an epoch"
+    differences = np.abs(np.asarray(run.losses) / np.asarray(uninterrupted.losses) - 1)
+    bounds = [0, second, third, STEPS]
     largest = [float(differences[first:last].max()) for first, last in pairwise(bounds)]
     print(f"legs begin after steps {bounds[:-1]}; largest relative difference of each: {largest}")
     assert max(largest) < TOLERANCE
-    stream = stream_of(legs.run)
+    stream = stream_of(run)
     assert len(stream) == EPOCHS * SAMPLES
     for epoch in range(EPOCHS):
         assert sorted(stream[epoch * SAMPLES : (epoch + 1) * SAMPLES]) == list(range(SAMPLES))

@@ -17,10 +17,8 @@ UNDIVIDED = (
 # Files of the other folders that run anywhere: their tests launch jobs of their own, or run in the process of
 # the tests, and use few pools or none.
 APART = (
-    "test_bench.py",
-    "test_launch.py", "test_model_twins.py", "test_notebook.py", "test_parity.py", "test_parity_jobs.py",
-    "test_plan.py", "test_profile.py", "test_prove_jobs.py",
-    "test_search.py", "test_tracking.py",
+    "test_bench.py", "test_launch.py", "test_model_twins.py", "test_notebook.py", "test_parity.py",
+    "test_profile.py", "test_prove_jobs.py", "test_search.py", "test_tracking.py",
 )  # fmt: skip
 POOLS, POOLS_OF_TENSORFLOW = "pools", "pools of TensorFlow"
 # Seconds on two idle cores, roughly, of what takes longer than the number of its tests tells
@@ -38,15 +36,13 @@ SECONDS = {
     "faults/test_strangers": 20,
     "faults/test_tracked_elastic": 20,
     "faults/test_worlds": 50,
-    "parallel/test_bench": 100,
+    "parallel/test_bench": 160,
     "parallel/test_launch": 90,
     "parallel/test_notebook": 20,
-    "parallel/test_parity_jobs": 40,
-    "parallel/test_plan": 60,
-    "parallel/test_profile": 50,
-    "parallel/test_prove_jobs": 130,
+    "parallel/test_profile": 65,
+    "parallel/test_prove_jobs": 170,
     "parallel/test_search": 130,
-    "parallel/test_tracking": 110,
+    "parallel/test_tracking": 95,
     "contract/test_parity": 60,
     "elastic/test_client": 13,
     "horovod_build/test_keyed_rendezvous": 12,

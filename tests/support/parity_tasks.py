@@ -3,19 +3,25 @@
 import numpy as np
 
 
-class Mistaken:
-    """A task whose models are twins but for a mistake."""
+class Planted:
+    """A mistake, and random numbers with classes."""
 
     defaults = {"steps": 12, "batch_size": 8, "learning_rate": 0.05, "seed": 3}  # noqa: RUF012
+    samples, shape, classes = 64, (8, 8, 3), 4
 
     def __init__(self, mistake=""):
         self.mistake = mistake
+
+    def train_data(self):
+        random = np.random.RandomState(0)
+        inputs = random.standard_normal((self.samples, *self.shape)).astype(np.float32)
+        return inputs, random.randint(0, self.classes, self.samples)
 
     def eval_data(self):
         return None
 
 
-class Words(Mistaken):
+class Words(Planted):
     """Predicts the next token with one block of attention."""
 
     def train_data(self):
@@ -88,14 +94,10 @@ class Words(Mistaken):
         return keras.Model(tokens, layers.Dense(12, name="logits")(x + layers.Dense(16, name="narrow")(y)))
 
 
-class Pictures(Mistaken):
+class Pictures(Planted):
     """Classifies images with a strided convolution, batch norm and a layer of the user's own."""
 
     loss, metrics = "cross_entropy", {}
-
-    def train_data(self):
-        random = np.random.RandomState(0)
-        return random.standard_normal((64, 8, 8, 3)).astype(np.float32), random.randint(0, 4, 64)
 
     def torch_model(self):
         import torch
@@ -167,15 +169,12 @@ class Unlike(Words):
         )
 
 
-class Normed(Mistaken):
+class Normed(Planted):
     """Normalizes batches of 64 images, after a convolution and dropout of whole channels."""
 
     loss, metrics = "cross_entropy", {}
     defaults = {"batch_size": 64, "learning_rate": 0.05, "seed": 3}  # noqa: RUF012
-
-    def train_data(self):
-        random = np.random.RandomState(0)
-        return random.standard_normal((128, 8, 8, 3)).astype(np.float32), random.randint(0, 4, 128)
+    samples = 128
 
     def torch_model(self):
         from torch import nn
@@ -207,14 +206,11 @@ class Normed(Mistaken):
         return keras.Model(images, layers.Dense(4, name="logits")(x))
 
 
-class Several(Mistaken):
+class Several(Planted):
     """Has two outputs in a dictionary, whose keys lie in another order, and a norm that computes in fp32."""
 
     defaults = {"steps": 1, "batch_size": 8, "learning_rate": 0.05, "seed": 3}  # noqa: RUF012
-
-    def train_data(self):
-        random = np.random.RandomState(0)
-        return random.standard_normal((16, 4)).astype(np.float32), random.randint(0, 2, 16)
+    samples, shape, classes = 16, (4,), 2
 
     def torch_loss(self, model, batch):
         return (model(batch["inputs"])["b"] ** 2).sum(1), {}

@@ -16,7 +16,6 @@ from hvdtrain.data.order import BatchPlan
 FRAMEWORK = os.environ.get("HVDTRAIN_TEST_FRAMEWORK", "torch")
 FOLDER = {"torch": "torch", "tf": "tensorflow"}[FRAMEWORK]
 only_torch = pytest.mark.skipif(FRAMEWORK != "torch", reason="of PyTorch alone")
-only_tensorflow = pytest.mark.skipif(FRAMEWORK != "tf", reason="of TensorFlow alone")
 
 
 def config(**fields):

@@ -36,7 +36,7 @@ KEPT = (
     r"test_stages\.py::test_(stages_draw.*tf|what_would.*OwnForward)",
     r"test_streams\.py::test_(dealt|what_a_stream)",
     r"test_damage\.py",
-    r"test_one_worker_fails\.py::test_(options|a_parameter|an_error.*DataRaises)",
+    r"test_one_worker_fails\.py::test_(options|a_parameter|an_error.*mpi-DataRaises)",
     r"test_elastic_jobs\.py::test_workers_are_killed.*evaluation",
     r"test_jobs_end\.py::test_a_(worker.*gloo|full.*disk)",
     r"test_liveness\.py::test_a_frozen.*torch",

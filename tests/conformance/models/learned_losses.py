@@ -1,8 +1,8 @@
-"""Losses with parameters: those of a module are trained and saved, others are refused by name."""
+"""Losses with parameters: those of a module are trained and saved, others are refused by name; teachers."""
 
 from typing import Any
 
-from conformance.zoo import Judge, Model, tf_classifier, torch_classifier
+from conformance.zoo import Judge, Model, module, tf_classifier, torch_classifier
 
 
 def proxies() -> Any:
@@ -72,6 +72,34 @@ class HeldByTheTask(Model):
         return losses + tf.reduce_sum(self.log_vars), {}
 
     torch_model, tf_model = torch_classifier, tf_classifier
+
+
+class MeanTeacher(Model):
+    """A teacher that is the moving average of the student, which the model moves in its forward pass."""
+
+    judge = Judge(frameworks=("torch",))
+
+    def torch_model(self):
+        import copy
+
+        import torch
+
+        def forward(self, x):
+            if self.training:
+                with torch.no_grad():
+                    for slow, fast in zip(self.teacher.parameters(), self.student.parameters(), strict=True):
+                        slow.lerp_(fast, 0.3)
+            return self.student(x), self.teacher(x)
+
+        student = torch_classifier()
+        return module(forward, student=student, teacher=copy.deepcopy(student).requires_grad_(False))
+
+    def loss(self, outputs, batch):
+        from torch.nn.functional import cross_entropy
+
+        student, teacher = outputs
+        entropy = cross_entropy(student, batch["targets"], reduction="none")
+        return entropy + (student - teacher).pow(2).mean(-1)
 
 
 class FrozenTeacher(Model):

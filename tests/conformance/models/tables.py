@@ -35,21 +35,3 @@ class AnotherOrder(Model):
         import keras
 
         return keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
-
-
-class OtherColumns(AnotherOrder):
-    """Evaluation data with other columns."""
-
-    judge = Judge(workers=(2,), refused=("other columns than that of the training data: not 'a', but 'x'",))
-
-    def eval_data(self):
-        return np.rec.fromarrays(list(X.T), names="x,b,c"), Y
-
-
-class Masked(AnotherOrder):
-    """A masked array."""
-
-    judge = Judge(frameworks=("torch",), workers=(1,), refused=("is a masked array", ".filled(value)"))
-
-    def train_data(self):
-        return np.ma.masked_array(X, X > 1), Y
