@@ -62,20 +62,17 @@ class _Own(BaseException):
     """An exception of a task that is no Exception."""
 
 
-@pytest.mark.parametrize(("method", "raised"), [("__init__", SystemExit(0)), ("numpy_model", _Own("mine"))])
-def test_a_task_that_leaves_before_training_is_a_mistake_in_the_task(train, method, raised):
-    def leave(self):
+@pytest.mark.parametrize(
+    ("method", "hook", "raised"),
+    [("__init__", "on_start", SystemExit(0)), ("numpy_model", "on_step", _Own("mine"))],
+)
+def test_a_task_that_leaves_before_training_is_mistaken_and_a_callback_that_leaves_fails(
+    train, method, hook, raised
+):
+    def leave(*_):
         raise raised
 
     with pytest.raises(TaskError, match=rf"test_job_ends.py, line \d+: {type(raised).__name__}: "):
         train(type("Leaving", (NumpyDigits,), {method: leave}), steps=2)
-
-
-@pytest.mark.parametrize(("hook", "raised"), [("on_start", SystemExit(0)), ("on_step", _Own("mine"))])
-def test_a_callback_that_leaves_ends_the_job(train, hook, raised):
-    def leave(*_):
-        raise raised
-
-    callback = SimpleNamespace(**{hook: leave})
     with pytest.raises(WorkerFailure, match=rf"failed in {hook}: .*{type(raised).__name__}: "):
-        train(callbacks=[callback], steps=2, log_every=1)
+        train(callbacks=[SimpleNamespace(**{hook: leave})], steps=2, log_every=1)

@@ -41,13 +41,10 @@ def test_an_option_without_effect_is_named_with_its_value(fields, unused):
     assert [note.partition(" has no effect: ")[0] for note in found] == unused
 
 
-def test_an_optimizer_of_the_task_uses_no_option():
+def test_an_optimizer_of_the_task_uses_no_option_and_without_evaluation_data_nothing_is_evaluated():
     fields = {"optimizer": "adamw", "weight_decay": 0.5, "momentum": 0.5, "clip_norm": 1.0}
     found = notes(Layer("options", fields), own_optimizer=True)
     assert [note.split()[0] for note in found] == ["optimizer", "momentum", "weight_decay"]
-
-
-def test_without_evaluation_data_nothing_is_evaluated():
     layer = Layer("train()", {"eval_every": 10, "eval_batch_size": 4})
     assert notes(layer) == []
     found = notes(layer, has_eval_data=False)
