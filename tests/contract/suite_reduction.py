@@ -1,9 +1,8 @@
-"""How gradients are reduced: what every reducer must do, and that another one is one class and one row.
+"""How gradients are reduced: what every reducer must do.
 
 Run inside a job as ``suite_backend.py`` is; ``test_contract.py`` does so.
 """
 
-import sys
 from importlib import import_module
 
 import numpy as np
@@ -12,7 +11,6 @@ from support import suite
 from support.suite import FOLDER, FRAMEWORK, assert_equal, config, only_torch, started_backend, state_of  # noqa: F401
 
 from hvdtrain.backends.reduction import choose_reducer, reducer_class
-from hvdtrain.config.values import COMPRESSIONS, Compression
 from hvdtrain.errors import TaskError
 
 SAMPLES, INPUTS, OUTPUTS = 24, 5, 3
@@ -57,31 +55,6 @@ def build(backend, **fields):
 def batch(backend, step, accumulate=1):
     host = suite.host_batch(backend, {"inputs": X, "targets": Y}, SAMPLES, accumulate=accumulate, step=step)
     return suite.on_device(backend, host)
-
-
-@pytest.mark.parametrize("accumulate", [2])
-def test_another_reducer_is_one_class_and_one_row(started, monkeypatch, accumulate):
-    def trained(compression):
-        fields = {"accumulate": accumulate, "momentum": 0.9, "clip_norm": 0.5}
-        info = build(started, compression=compression, **fields)
-        steps = [started.train_step(batch(started, i, accumulate), 0.1).read() for i in range(3)]
-        return info.reduction, [metrics.sums["loss"] for metrics in steps], state_of(started)
-
-    module = f"hvdtrain.backends.{FOLDER}.reduction.fp64"
-    monkeypatch.setitem(sys.modules, module, import_module(f"fp64_reducer_{FOLDER}"))
-    monkeypatch.setitem(COMPRESSIONS, "fp64", Compression("fp64.Fp64"))
-    toy = reducer_class(FRAMEWORK, "fp64")
-    finished, finish = [], toy.finish
-    monkeypatch.setattr(toy, "finish", lambda self, *given: finished.append(1) or finish(self, *given))
-    described, losses, state = trained("fp64")
-    assert described == "fp64, for a test"
-    assert len(finished) == (3 if FRAMEWORK == "torch" else 1)  # TensorFlow: while the step is traced
-    expected_described, expected_losses, expected = trained("none")
-    assert expected_described == "fp32, sent uncompressed"
-    np.testing.assert_allclose(losses, expected_losses, rtol=1e-6)
-    assert state.keys() == expected.keys()
-    for name, value in state.items():
-        np.testing.assert_allclose(value, expected[name], atol=1e-6, err_msg=name)
 
 
 @pytest.fixture

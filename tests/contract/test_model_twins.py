@@ -1,4 +1,4 @@
-"""Every built-in model: the PyTorch model and its Keras twin have equal names, outputs and gradients."""
+"""Every built-in model: PyTorch's and its Keras twin have equal names, outputs and gradients; published sizes."""
 
 import itertools
 from functools import cache
@@ -215,3 +215,25 @@ def test_models_that_cannot_be_are_refused():
         resnet.tf_model((8, 8, 1), 3, depth=19)
     with pytest.raises(TaskError, match="32 channels cannot be divided among 5 attention heads"):
         gpt.torch_model(**SIZES | {"heads": 5})
+
+
+IMAGENET = {"image_shape": (224, 224, 3), "classes": 1000, "stem": "imagenet"}
+GPT2_SMALL = {"vocabulary": 50257, "context": 1024, "layers": 12, "heads": 12, "channels": 768}
+BERT_BASE = {"vocabulary": 30522, "context": 512, "layers": 12, "heads": 12, "channels": 768}
+BERT = 109_482_240 - 2 * 768  # with its pooler, without its token types
+
+COUNTS = [
+    (mlp, {"input_shape": (28, 28, 1), "classes": 10}, 269_322),
+    (resnet, IMAGENET | {"depth": 18}, 11_689_512),
+    (resnet, IMAGENET | {"depth": 34}, 21_797_672),
+    (resnet, IMAGENET | {"depth": 50}, 25_557_032),
+    (gpt, GPT2_SMALL, 124_439_808),
+    (bert, BERT_BASE | {"classes": 2}, BERT + 2 * 768 + 2),
+]
+
+
+@pytest.mark.parametrize(("module", "arguments", "count"), COUNTS)
+def test_parameters_are_as_many_as_published(module, arguments, count):
+    with torch.device("meta"):
+        model = module.torch_model(**arguments)
+    assert sum(parameter.numel() for parameter in model.parameters()) == count

@@ -5,10 +5,10 @@ Run inside a job, one process a worker; ``test_precision.py`` does so for every 
 
 import math
 import time
-from collections import OrderedDict
 
 import numpy as np
 import pytest
+from conformance.zoo import module
 from support import suite
 from support.suite import FRAMEWORK, started_backend, state_of  # noqa: F401
 
@@ -38,8 +38,11 @@ class Net:
     def torch_model(self):
         from torch import nn
 
-        norm = nn.LayerNorm(16, eps=1e-3)
-        return nn.Sequential(OrderedDict(first=nn.Linear(INPUTS, 16), norm=norm, last=nn.Linear(16, OUTPUTS)))
+        def forward(self, x):
+            return self.last(self.norm(self.first(x)))
+
+        first, last = nn.Linear(INPUTS, 16), nn.Linear(16, OUTPUTS)
+        return module(forward, first=first, norm=nn.LayerNorm(16, eps=1e-3), last=last)
 
     def tf_model(self):
         import keras
@@ -195,9 +198,14 @@ class Blocks(Net):
         if self.marked:
             Block.recompute = True
 
-        blocks = nn.Sequential(*[Block() for _ in range(count)])
-        first, last = nn.Linear(INPUTS, width), nn.Linear(width, OUTPUTS)
-        return nn.Sequential(OrderedDict(first=first, blocks=blocks, last=last))
+        def forward(self, x):
+            x = self.first(x)
+            for block in self.blocks:
+                x = block(x)
+            return self.last(x)
+
+        blocks = nn.ModuleList(Block() for _ in range(count))
+        return module(forward, first=nn.Linear(INPUTS, width), blocks=blocks, last=nn.Linear(width, OUTPUTS))
 
     def tf_model(self):
         import keras
