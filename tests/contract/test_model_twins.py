@@ -1,4 +1,4 @@
-"""Every built-in model: PyTorch's and its Keras twin have equal names, outputs and gradients; published sizes."""
+"""Built-in models: PyTorch's and its Keras twin agree in names, outputs and gradients; published sizes."""
 
 import itertools
 from functools import cache
