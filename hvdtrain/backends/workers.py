@@ -82,7 +82,8 @@ class HorovodWorkers(Workers):
         self.is_elastic = membership is not None
         self.rank: int = hvd.rank()
         self.size: int = hvd.size()
-        self.local_rank: int = hvd.local_rank()
+        # alone before the first world of an elastic job, workers of one host take different GPUs
+        self.local_rank: int = membership.slot if membership else hvd.local_rank()
         self.local_size: int = hvd.local_size()
         self.host = host_name()
         self.uses_mpi: bool = hvd.mpi_enabled()  # one worker may, too

@@ -54,7 +54,9 @@ def exchange_cause(
     is_own = isinstance(error, HvdtrainError) and not (isinstance(error, PeerLostError) or error.everywhere)
     if rank and is_own and problem and run_dir.is_dir():
         with suppress(OSError, ValueError):
-            write_whole(left, f"rank {rank} on {host}: {problem}"[: _MAX_BYTES // 4])
+            own = left.with_name(f"{CAUSE}-{rank}")  # of those that fail at once, one is kept, whole
+            write_whole(own, f"rank {rank} on {host}: {problem}"[: _MAX_BYTES // 4])
+            own.replace(left)
     until_seconds = time.monotonic() + _WAIT_SECONDS
     while rank == 0 and isinstance(error, PeerLostError) and time.monotonic() < until_seconds:
         with suppress(OSError, ValueError):
