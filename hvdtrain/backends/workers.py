@@ -82,9 +82,12 @@ class HorovodWorkers(Workers):
         self.is_elastic = membership is not None
         self.rank: int = hvd.rank()
         self.size: int = hvd.size()
-        # alone before the first world of an elastic job, workers of one host take different GPUs
-        self.local_rank: int = membership.slot if membership else hvd.local_rank()
+        self.local_rank: int = hvd.local_rank()
         self.local_size: int = hvd.local_size()
+        if (
+            membership is not None
+        ):  # alone before the first world, workers of one host share its GPUs and cores
+            self.local_rank, self.local_size = membership.slot, membership.slots_on_host
         self.host = host_name()
         self.uses_mpi: bool = hvd.mpi_enabled()  # one worker may, too
         self.controller = "none" if self.size == 1 else "MPI" if self.uses_mpi else "Gloo"

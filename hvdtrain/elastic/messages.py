@@ -105,6 +105,7 @@ class Welcome(Frozen):
     worker: Text  # the name of this worker
     job: Text  # the name of the job: what a run directory's lock carries
     slot: int  # its number among the slots of its host
+    slots_on_host: int  # slots of its host
     least: int  # with fewer workers the job waits
     most: int  # the most workers that the job may have
     is_training: bool  # whether the job trains already, so that this worker joins it

@@ -31,7 +31,7 @@ class Member:
         def enter(world):
             os.environ.update(world.environment(KEY))
 
-        membership = SimpleNamespace(least=1, most=8, enter=enter)
+        membership = SimpleNamespace(slot=0, slots_on_host=1, least=1, most=8, enter=enter)
         self._workers = HorovodWorkers(hvd, COLLECTIVES(), membership)
 
     def enter(self, order: dict) -> dict:

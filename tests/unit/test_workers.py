@@ -119,14 +119,16 @@ def elastic_workers(hvd: Horovod, *others) -> HorovodWorkers:
         hvd.calls.append("enter")
         hvd.world = entered
 
-    return HorovodWorkers(hvd, Collectives(*others), SimpleNamespace(slot=3, least=1, most=7, enter=enter))
+    return HorovodWorkers(
+        hvd, Collectives(*others), SimpleNamespace(slot=3, slots_on_host=4, least=1, most=7, enter=enter)
+    )
 
 
 def test_a_worker_takes_rank_and_size_of_each_world_anew():
     hvd = Horovod()
     workers = elastic_workers(hvd, packed(GATHER, "other"))
     assert (workers.is_elastic, workers.may_reduce, workers.most, workers.size) == (True, True, 7, 1)
-    assert workers.local_rank == 3  # it chooses a GPU
+    assert (workers.local_rank, workers.local_size) == (3, 4)  # which choose GPU and threads
     workers.restart(world(0, 2, local_size=1))
     assert hvd.calls == ["shutdown", "enter", "init"]
     assert (workers.rank, workers.size, workers.local_size, workers.controller) == (0, 2, 1, "Gloo")

@@ -111,6 +111,7 @@ class Members:
             worker=worker.name,
             job=self._job,
             slot=worker.slot.number,
+            slots_on_host=max(worker.slot.number + 1, self._staffing.slots_on(worker.slot.host)),
             least=self._limits.least,
             most=self._limits.most,
             is_training=self._worlds.has_begun,

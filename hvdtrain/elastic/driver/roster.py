@@ -233,6 +233,10 @@ class Staffing:
         """All slots, in the order in which they get workers."""
         return [records.Slot(one.name, number) for one in self._hosts for number in range(one.slots)]
 
+    def slots_on(self, host: str) -> int:
+        """Return the number of slots of a host, at least 1."""
+        return max([1, *(one.slots for one in self._hosts if one.name == host)])
+
     def discover(self, hosts: Sequence[HostSlots], now: float) -> None:
         """Take the hosts that there are now; a worker whose slot is gone is to leave, until it is back."""
         before, self._hosts = set(self.slots), hosts

@@ -64,7 +64,8 @@ class Membership:
         stall_timeout: float,
         abort: Callable[[str], None],
     ) -> None:
-        self.worker, self.job, self.slot = welcome.worker, welcome.job, welcome.slot
+        self.worker, self.job = welcome.worker, welcome.job
+        self.slot, self.slots_on_host = welcome.slot, welcome.slots_on_host
         self.least, self.most = welcome.least, welcome.most
         self.is_joining = welcome.is_training
         self._environ, self._stall_timeout = environ, stall_timeout
