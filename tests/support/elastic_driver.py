@@ -82,16 +82,8 @@ class ScriptedDriver:
         self.connection, _ = self.listener.accept()
         assert accept_worker(self.connection, KEY) == self.environ.get("HVDTRAIN_WORKER", "")
         self.expect(Hello)
-        fields = {
-            "worker": "w7",
-            "job": "j1",
-            "slot": 1,
-            "slots_on_host": 2,
-            "least": 1,
-            "most": 4,
-            "is_training": True,
-        }
-        welcome = Welcome(**fields, lease_seconds=lease_seconds)
+        limits = {"least": 1, "most": 4, "lease_seconds": lease_seconds}
+        welcome = Welcome(worker="w7", job="j1", slot=1, slots_on_host=2, is_training=True, **limits)
         self.say(*(is_welcome * (welcome,)), *first)
 
     def say(self, *messages: FromDriver) -> None:
