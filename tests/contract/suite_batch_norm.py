@@ -276,6 +276,8 @@ def test_a_layer_that_may_be_replaced_is_in_training_alone(started, synchronised
     task = OwnWay(marked=True)
     started.build(task, config(sync_batch_norm=synchronised))
     batch, whole = part(started, task, 11, 1)
+    if synchronised:  # layers wait for other workers, which is no time of this worker's own
+        assert started.parts.clock.timed == 0
     added = 0 if synchronised else 1
     loss = step(started, batch, 0.0) / 11
     if synchronised or started.workers.size == 1:

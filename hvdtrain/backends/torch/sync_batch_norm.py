@@ -27,10 +27,9 @@ def find_batch_norms(model: torch.nn.Module) -> dict[str, _BatchNorm]:
 class BatchNormSync:
     """What the synchronised layers of a model share."""
 
-    layers = 0  # that synchronise by an option of their own, as Keras's may
-
     def __init__(self, workers: Sized) -> None:
         self.weights: Tensor | None = None  # (samples,), set before each micro-batch
+        self.layers = 0  # how many it has taken over
         self._workers = workers
         self._group = group_of(workers)
 
@@ -49,6 +48,7 @@ class BatchNormSync:
             # belong to the same workers
             own = {"sync": self, "sync_name": f"hvdtrain.batch_norm.{path}"}
             layer.__class__ = type(f"Synchronised{kind.__name__}", (_Synchronised, kind), own)
+            self.layers += 1
 
     def sum(self, vector: Tensor, name: str) -> Tensor:
         """Collective. Sum a vector over workers, in place; layers call in the model's order."""

@@ -2,6 +2,8 @@
 
 import sys
 from collections.abc import Mapping, Sequence
+from itertools import compress, count
+from operator import ne
 
 import numpy as np
 import torch
@@ -103,8 +105,7 @@ class Bucket:
 
     def _moved(self) -> set[int]:
         """Return the places of the parts that somebody has given other memory."""
-        pairs = zip(map(torch.Tensor.data_ptr, self.parts), self._places, strict=True)
-        return {i for i, (now, own) in enumerate(pairs) if now != own}
+        return set(compress(count(), map(ne, map(torch.Tensor.data_ptr, self.parts), self._places)))
 
     def _leave_to_others(self) -> None:
         """Take other memory if somebody still has a gradient of an earlier step, or a part other memory."""
