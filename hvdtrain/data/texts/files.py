@@ -87,11 +87,14 @@ class MappedFiles:
 
     def read(self, starts: NDArray[np.int64], length: int) -> NDArray[np.uint8]:
         """Return the bytes of windows, (windows, length)."""
-        places = starts[:, None] + np.arange(length)
-        numbers, found = np.searchsorted(self.ends, places, side="right"), np.empty(places.shape, np.uint8)
-        for number in np.unique(numbers):
-            inside = numbers == number
-            found[inside] = self._files[number][places[inside] - (self.ends[number - 1] if number else 0)]
+        found = np.empty((len(starts), length), np.uint8)
+        for row, start in zip(found, starts.tolist(), strict=True):
+            number, done = int(np.searchsorted(self.ends, start, side="right")), 0
+            while done < length:
+                file, left = self._files[number], int(self.ends[number]) - start - done
+                part = file[len(file) - left :][: length - done]
+                row[done : done + len(part)] = part
+                number, done = number + 1, done + len(part)
         return found
 
 

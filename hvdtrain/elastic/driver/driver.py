@@ -110,7 +110,8 @@ class Driver:
                 self._take(self._events.popleft())
             self._take(records.Tick())
             self._look_far(now)
-            self._write_state(self._members.state, self._members.snapshot())
+            if self._state_file:  # a snapshot of many workers takes its time
+                self._write_state(self._members.state, self._members.snapshot())
 
     def _take(self, event: records.Event) -> None:
         for action in self._members.take(event, time.monotonic()):
