@@ -2,13 +2,11 @@
 
 import numpy as np
 import pytest
-from support.image_files import digits, in_colour, write
+from support.image_files import digits, in_colour
 
 from hvdtrain.data import Augmented, Crop, Flip, RandomResizedCrop
 from hvdtrain.data.datasets import fetch
-from hvdtrain.data.feed import Reader, Shard
-from hvdtrain.data.order import BatchPlan, ShuffledOrder, sample_keys
-from hvdtrain.tasks.images import Images
+from hvdtrain.data.order import sample_keys
 
 COUNT = 400
 IMAGES, LABELS = in_colour(digits()[0][:COUNT], side=16), digits()[1][:COUNT]
@@ -62,35 +60,3 @@ def test_any_data_set_can_be_augmented_and_only_its_images_are():
     assert (found["inputs"] != IMAGES).any(axis=(1, 2, 3)).mean() > 0.5
     items = Augmented(list(zip(IMAGES, LABELS, strict=True)), [Crop(2), Flip()])
     np.testing.assert_array_equal(fetch(items, ALL, KEYS)["inputs"], found["inputs"])
-
-
-def stream_of(data, workers: int, accumulate: int) -> dict[int, np.ndarray]:
-    """Give two epochs' images by their place in the stream, as several workers read them."""
-    size, steps = len(data), 2 * len(data) // 60
-    found = {}
-    for rank in range(workers):
-        share = Shard(BatchPlan(60, workers, accumulate), rank, 0, 0, steps * 60)
-        reader = Reader(data, ShuffledOrder(size, 5), share)
-        for read in range(len(reader)):
-            for batch in reader[read]:
-                places, weights, _ = share.positions(batch.step)
-                for m, i in zip(*np.nonzero(weights), strict=True):
-                    found[int(places[m, i])] = batch.arrays["inputs"][m, i]
-    return found
-
-
-def test_augmented_images_do_not_depend_on_who_reads_them(tmp_path):
-    data = Images(
-        path=write("folder", tmp_path, IMAGES[:120], LABELS[:120]),
-        augment=["random_resized_crop", "crop", "flip"],
-        eval_fraction=0,
-    ).train_data()
-    one = stream_of(data, 1, 1)
-    assert sorted(one) == list(range(240))
-    for workers, accumulate in ((3, 2), (7, 1)):
-        other = stream_of(data, workers, accumulate)
-        for place in one:
-            np.testing.assert_array_equal(other[place], one[place])
-    first_epoch = {image.tobytes() for place, image in one.items() if place < 120}
-    second_epoch = {image.tobytes() for place, image in one.items() if place >= 120}
-    assert len(first_epoch & second_epoch) < 10

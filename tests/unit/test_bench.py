@@ -1,19 +1,31 @@
-"""What bench computes of its measurements, what it launches, and what it refuses."""
+"""What bench times and computes, which programs it launches and ends, and what it refuses."""
 
+import functools
 import json
+import subprocess
+import sys
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
+import psutil
 import pytest
 from click.testing import CliRunner
+from support.fakes import FakeLocalBackend, make_loop_session, one_worker
+from support.predictions import DOCUMENT, of_three
 
+from hvdtrain.backends.step_metrics import StepMetrics, StepStatistics
 from hvdtrain.cli import cli
-from hvdtrain.config import Layer
+from hvdtrain.config import Config, Layer
 from hvdtrain.errors import ConfigError, EnvironmentFault, UsageError
 from hvdtrain.horovod_build.installed import InstalledBuild
+from hvdtrain.jobs.opening.start import JobSpec
+from hvdtrain.tools import blocks
 from hvdtrain.tools.bench import job, plan, sweep
 from hvdtrain.tools.bench.job import CpuTimes, busy_hosts, describe_job, doubtful_parts
 from hvdtrain.tools.bench.options import BenchOptions, PlanOptions
-from hvdtrain.tools.launch import layers_from_json, layers_to_json
+from hvdtrain.tools.blocks import Recorder, bench_config, run_block
+from hvdtrain.tools.launch import layers_from_json, layers_to_json, run_module
 from hvdtrain.tools.output import check_writable
 from hvdtrain.tools.spread import Block, Spread, split_of
 
@@ -45,19 +57,8 @@ def test_a_busy_machine_is_said(of_ranks, said):
     assert found.startswith(said)
 
 
-def of(*three: float) -> dict:
-    return Spread(*three).to_dict()
-
-
-RESULT = {
-    "task": "digits", "device": "PyTorch on the CPU", "workers": 2, "controller": "Gloo", "global_batch": 64,
-    "threads": 0, "reduction": "fp32, sent uncompressed", "steps_timed": 50,
-    "step_seconds": of(0.01, 0.009, 0.011), "mean_step_seconds": of(0.01, 0.01, 0.01),
-    "samples_per_second": of(6400.0, 6000.0, 7000.0),
-    "part_seconds": {"data": of(0.0, 0.0, 0.0), "communication": of(0.001, -0.001, 0.002)},
-    "all_reduce": [{"bytes": 4096, "horovod_seconds": of(3e-4, 2e-4, 4e-4)}],
-    "warnings": ["h1 was busy"], "notes": ["a note"],
-}  # fmt: skip
+RESULT = DOCUMENT | {"threads": 0, "reduction": "fp32", "steps_timed": 50, "step_seconds": of_three(0.01)}
+RESULT |= {"mean_step_seconds": of_three(0.01), "samples_per_second": of_three(6400.0)}
 
 
 @pytest.mark.parametrize(
@@ -104,9 +105,6 @@ def test_layers_survive_the_file_that_workers_read():
         layers_to_json([Layer("script", {"task_options": {"model": object()}})])
 
 
-COMMANDS = [{"sweep": (1, 2)}, {}]
-
-
 @pytest.fixture
 def nothing_starts(monkeypatch):
     def fails(*_):
@@ -129,18 +127,11 @@ def test_workers_of_an_elastic_job_launch_and_measure_nothing(monkeypatch):
         assert error.value.everywhere
 
 
-@pytest.mark.parametrize("options", COMMANDS)
-@pytest.mark.parametrize(
-    ("values", "said"),
-    [
-        ({"sync_every": 2000}, "bench times whole synchronisations"),
-        ({"batch_size": 0}, "batch_size"),
-    ],
-)
-def test_what_a_job_would_refuse_is_refused_before_it_starts(options, values, said, nothing_starts):
-    layers = [Layer("options", {"framework": "torch", **values})]
-    with pytest.raises(UsageError, match=said):
-        sweep.run_bench(layers, BenchOptions(**options))
+@pytest.mark.parametrize("options", [{"sweep": (1, 2)}, {}])
+def test_what_a_job_would_refuse_is_refused_before_it_starts(options, nothing_starts):
+    for values, said in (({"sync_every": 2000}, "bench times whole"), ({"batch_size": 0}, "batch_size")):
+        with pytest.raises(UsageError, match=said):
+            sweep.run_bench([Layer("options", {"framework": "torch", **values})], BenchOptions(**options))
 
 
 def test_what_one_of_the_jobs_would_refuse_is_refused_before_any_starts(nothing_starts, monkeypatch):
@@ -196,3 +187,122 @@ def test_the_check_of_files_leaves_them_as_they_are(tmp_path):
     assert kept.read_text() == "before"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["kept", "link"]
     assert link.is_symlink()
+
+
+PAUSE = 0.02
+
+
+class SlowSynchronizing(FakeLocalBackend):
+    """Takes long to make the workers equal, and no time for a step."""
+
+    def __init__(self, workers, now) -> None:
+        super().__init__(workers)
+        self.now = now
+
+    def synchronize(self):
+        self.now.seconds += PAUSE
+        return super().synchronize()
+
+
+def block(tmp_path, backend, steps, **fields):
+    session = make_loop_session(tmp_path, backend, epochs=None, steps=10**6, **fields)
+    session.services.report = Recorder()
+    return session, run_block(session, session.services.report, steps)
+
+
+@pytest.mark.parametrize("every", [2, 5])
+def test_a_synchronisation_counts_in_the_steps_before_it(every, tmp_path, monkeypatch):
+    now = SimpleNamespace(seconds=100.0)
+    monkeypatch.setattr(blocks, "time", SimpleNamespace(perf_counter=lambda: now.seconds))
+    session, (seconds, _) = block(tmp_path, SlowSynchronizing(one_worker(), now), 7, sync_every=every)
+    assert seconds == pytest.approx(-(-7 // every) * [PAUSE / every])
+    assert session.state.progress.step % every == 0  # the next block begins with equal workers
+
+
+def test_local_steps_share_the_wait_of_all_of_them():
+    recorder = Recorder()
+    metrics = SimpleNamespace(mean=lambda _: 2.5, statistics=StepStatistics(0, 6.0))
+    recorder.on_step(SimpleNamespace(steps=3), metrics)
+    recorder.on_step(SimpleNamespace(steps=1), StepMetrics.from_vector(["loss"], (1.0, *11 * [0.0]), 1.0))
+    assert recorder.wait_seconds == [2.0, 2.0, 2.0, 0.0]
+    assert recorder.first_loss == 2.5
+
+
+def test_low_rank_is_measured_as_it_is_after_the_warm_up():
+    config = functools.partial(Config, framework="torch")
+    found = bench_config(config(compression="powersgd:4", warmup_epochs=2.0, learning_rate=0.1))
+    assert (found.warmup_epochs, found.learning_rate) == (0.0, pytest.approx(1e-4))
+    assert bench_config(config(compression="powersgd:4", warmup_steps=9)).warmup_steps is None
+    assert bench_config(found) == found
+    assert bench_config(config(compression="powersgd:4", learning_rate=0.1)).learning_rate == 0.1
+    assert bench_config(config(warmup_epochs=2.0, learning_rate=0.1)).warmup_epochs == 2.0
+
+
+def test_horovod_starts_without_its_timeline(monkeypatch):
+    class StartedError(Exception):
+        """Stands for a job that starts."""
+
+    def started(job, _):
+        seen.append(job)
+        raise StartedError
+
+    seen = []
+    monkeypatch.setattr(
+        job, "prepare", lambda *_: JobSpec(Config(framework="torch", profile="3-5"), None, "", {})
+    )
+    monkeypatch.setattr(job, "started", started)
+    with pytest.raises(StartedError):
+        job.bench_job([], job.Request())
+    assert seen[0].config.profile is None
+    assert "profile is left out" in seen[0].notes[0]
+
+
+def python(text: str) -> list[str]:
+    return [sys.executable, "-c", text]
+
+
+@pytest.mark.parametrize(
+    ("text", "limit", "said"),
+    [
+        ("print('why it failed'); raise SystemExit(3)", 300, "it ended with exit code 3"),
+        ("import time; time.sleep(60)", 0.5, "it did not end within 0 s and was ended"),
+    ],
+)
+def test_a_program_that_fails_is_said_with_its_output(text, limit, said, tmp_path):
+    with pytest.raises(EnvironmentFault, match=said) as error:
+        run_module("it", python(text), "module", {}, tmp_path, limit)
+    assert ("why it failed" in error.value.remedy) == ("why" in text)
+    assert ("--seconds" in error.value.remedy) == ("did not end" in said)
+
+
+def test_what_a_process_of_a_program_leaves_behind_is_ended(tmp_path):
+    mark = f"child-{tmp_path.name}"
+    spawn = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)', "
+    with pytest.raises(EnvironmentFault, match="without a result"):
+        run_module("it", python(f"{spawn}{mark!r}])"), "module", {}, tmp_path, 300)
+    assert comes_to(mark, is_there=False)
+
+
+def test_an_interrupt_leaves_no_process(tmp_path, monkeypatch):
+    mark, wait = f"interrupted-{tmp_path.name}", subprocess.Popen.wait
+
+    def interrupted(process, timeout):
+        monkeypatch.setattr(subprocess.Popen, "wait", wait)
+        assert comes_to(mark, is_there=True)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(subprocess.Popen, "wait", interrupted)  # as a signal comes while it waits
+    waits = [*python("import time; time.sleep(600)"), mark]
+    with pytest.raises(KeyboardInterrupt):
+        run_module("it", waits, "module", {}, tmp_path, 300)
+    assert comes_to(mark, is_there=False)
+
+
+def comes_to(mark: str, is_there: bool) -> bool:
+    """Return whether a process with a text in its command comes, or is gone, which may take a moment."""
+    until = time.monotonic() + 60
+    while time.monotonic() < until:
+        found = (" ".join(one.info["cmdline"] or ()) for one in psutil.process_iter(["cmdline"]))
+        if any(mark in command for command in found) == is_there:
+            return True
+    return False

@@ -71,13 +71,9 @@ SOURCES = {
 }
 
 
-@pytest.fixture(params=SOURCES)
-def source(request):
-    return SOURCES[request.param]()
-
-
-def test_every_kind_of_source_gives_the_same_batch(source):
-    dataset = as_dataset(source)
+@pytest.mark.parametrize("make", SOURCES.values(), ids=SOURCES)
+def test_every_kind_of_source_gives_the_same_batch(make):
+    dataset = as_dataset(make())
     batch = fetch(dataset, np.asarray([4, 1]))
     assert len(dataset) == SIZE
     np.testing.assert_array_equal(batch["inputs"], INPUTS[[4, 1]])
@@ -88,29 +84,16 @@ def test_every_kind_of_source_gives_the_same_batch(source):
 def test_arrays_of_64_bits_are_converted_once_for_a_model_of_32():
     dataset = as_dataset((INPUTS.astype(np.float64), TARGETS))
     assert find_merged({"training data": dataset}) is None
-    assert {name: a.dtype for name, a in dataset.arrays.items()} == {
-        "inputs": np.float32,
-        "targets": np.int64,
-    }
+    assert (dataset.arrays["inputs"].dtype, dataset.arrays["targets"].dtype) == (np.float32, np.int64)
     np.testing.assert_array_equal(dataset.arrays["inputs"], INPUTS)
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: {"image": INPUTS, "label": TARGETS},
-        lambda: Samples(lambda i: {"image": INPUTS[i], "label": TARGETS[i]}),
-        lambda: hugging_face(image=INPUTS.tolist(), label=TARGETS.tolist()),
-    ],
-)
-def test_keys_can_be_named(make):
-    dataset = as_dataset(make(), inputs="image", targets="label")
-    assert sorted(fetch(dataset, np.asarray([0]))) == ["inputs", "targets"]
-
-
-def test_columns_that_are_missing_are_named():
-    frame = pytest.importorskip("pandas").DataFrame({"image": [1.0], "label": [0]})
-    for data in ({"image": INPUTS, "label": TARGETS}, frame):
+def test_keys_can_be_named_and_those_that_are_missing_are():
+    samples = Samples(lambda i: {"image": INPUTS[i], "label": TARGETS[i]})
+    for data in ({"image": INPUTS, "label": TARGETS}, samples, hugging_face(image=[1.0], label=[0])):
+        dataset = as_dataset(data, inputs="image", targets="label")
+        assert sorted(fetch(dataset, np.asarray([0]))) == ["inputs", "targets"]
+    for data in ({"image": INPUTS, "label": TARGETS}, frame(image=[1.0], label=[0])):
         with pytest.raises(DataError, match=r"no column 'images'; it has \['image', 'label'\]\nName its"):
             as_dataset(data, inputs="images")
 
@@ -297,10 +280,7 @@ def test_bad_samples_of_a_collated_data_set_are_replaced():
     assert [(sample.index, sample.replacement_index) for sample in bad] == [(1, 2)]
 
 
-@pytest.mark.parametrize(
-    "table",
-    [frame, lambda **columns: frame(**columns).to_records(index=False)],
-)
+@pytest.mark.parametrize("table", [frame, lambda **columns: frame(**columns).to_records(index=False)])
 def test_columns_of_tables_are_put_in_the_order_of_the_model_or_refused(table):
     train = as_dataset((table(a=A[:, 0], b=A[:, 1]), Y))
     other = as_dataset((table(b=A[:, 1], a=A[:, 0]), Y))

@@ -51,14 +51,11 @@ def wrong(report: Report) -> list[tuple[str, str, str]]:
     return [(f.host, f.check, f.status) for f in diagnose(report, "ssh").findings if f.status != "ok"]
 
 
-VERSIONS = "software__versions__"
-
-
 @pytest.mark.parametrize(
     ("changes", "check", "status"),
     [
-        ({f"{VERSIONS}Python": "3.12.1"}, "Python", "fail"),
-        ({f"{VERSIONS}hvdtrain": "0.1.0, files 99"}, "hvdtrain", "fail"),
+        ({"software__versions__Python": "3.12.1"}, "Python", "fail"),
+        ({"software__versions__hvdtrain": "0.1.0, files 99"}, "hvdtrain", "fail"),
         ({"software__python": "/other/python"}, "Python's path", "warn"),
         ({"software__mpi": {"Horovod": "Open MPI 4.1", "mpi4py": "", "mpi4py error": ""}}, "one MPI", "warn"),
         ({"addresses": ["10.9.9.9"]}, "own name", "fail"),

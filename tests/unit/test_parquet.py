@@ -8,9 +8,8 @@ import pytest
 
 import hvdtrain
 from hvdtrain.data.datasets import fetch
-from hvdtrain.data.feed import Reader, Shard
 from hvdtrain.data.fingerprint import first_difference, take_fingerprint
-from hvdtrain.data.order import BatchPlan, ShuffledOrder, ordering_of
+from hvdtrain.data.order import ordering_of
 from hvdtrain.errors import DataError
 from hvdtrain.jobs.opening.data_identity import JobData, is_changed
 
@@ -89,22 +88,6 @@ def test_a_row_group_that_could_not_be_read_is_tried_again(tmp_path):
         data[0]
     paths[0].write_bytes(content)
     assert data[3]["targets"] == 3
-
-
-@pytest.mark.parametrize("workers", [1, 3])
-def test_workers_read_each_row_once_per_epoch_and_resume_anywhere(tmp_path, workers):
-    data = hvdtrain.open_parquet(write(tmp_path), inputs="x", targets="y", shuffle_blocks=2)
-    order = ShuffledOrder(len(data), 7, ordering_of(data))
-
-    def trained(first, last, size):
-        shards = [Shard(BatchPlan(7, size), rank, 0, first, last) for rank in range(size)]
-        readers = [Reader(data, order, shard) for shard in shards]
-        batches = [batch for reader in readers for read in range(len(reader)) for batch in reader[read]]
-        return sorted(int(t) for b in batches for t in b.arrays["targets"][b.weights > 0])
-
-    for epoch in range(2):
-        assert trained(40 * epoch, 40 * (epoch + 1), workers) == list(range(40))
-    assert sorted(trained(40, 61, 1) + trained(61, 80, workers)) == list(range(40))
 
 
 def test_a_resume_with_other_row_groups_is_a_change(tmp_path):

@@ -86,13 +86,9 @@ def test_the_summary_has_the_fields_of_the_contract_and_the_console_has_plain_te
         "samples": 4936, "epochs": 2.5, "seconds": 12.25, "samples_per_second": 5000.0,
         "final": {"loss": 0.125, "accuracy": 0.975}, "run_dir": "runs/x", "checkpoint": None,
     }  # fmt: skip
-    assert plain.lines == [
-        "the plan [with brackets]: 1,797 samples",
-        "note: careful",
-        "done: loss 0.1250, accuracy 0.9750; 1,234 steps in 12.2 s, 5,000 samples/s",
-        "run directory: runs/x",
-        "checkpoint: none",
-    ]
+    assert plain.lines[:2] == ["the plan [with brackets]: 1,797 samples", "note: careful"]
+    assert plain.lines[2] == "done: loss 0.1250, accuracy 0.9750; 1,234 steps in 12.2 s, 5,000 samples/s"
+    assert plain.lines[3:] == ["run directory: runs/x", "checkpoint: none"]
     assert plain.file.getvalue().isascii()
     assert "\x1b" not in plain.file.getvalue()
 

@@ -7,8 +7,6 @@ from support.fakes import FakeBackend, make_loop_session, one_worker
 
 from hvdtrain.backends.step_metrics import ControlFlags, StepMetrics, StepStatistics, encode_signals
 from hvdtrain.loop import run
-from hvdtrain.metrics import StepInfo, Window
-from hvdtrain.step_results import StepResults
 from hvdtrain.workers.stragglers import BusyTimes, StragglerWatch
 
 
@@ -47,19 +45,6 @@ def test_a_straggler_is_noted_once_when_it_has_lasted():
 def test_what_is_no_straggler_is_not_noted(windows):
     watch = StragglerWatch()
     assert not any(watch.take(busy, 1.0) for busy in windows)
-
-
-def test_a_window_reports_them_and_a_note(tmp_path):
-    session = make_loop_session(tmp_path, train_size=1000, log_every=10)
-    results = StepResults(session, session.plan())
-    session.state.window = Window(started_seconds=0.0)
-    for step in range(1, 41):
-        info = StepInfo(step, step, step + 1, 0.1, 2, 0.1, clock_seconds=step / 10)
-        results.add([(info, StepMetrics({"loss": 1.0}, 1.0, busy_seconds=(0.01, 0.09)))])
-    assert session.services.report.busy == [{"slowest_rank": 1, "wait_fraction": pytest.approx(0.4)}] * 4
-    (note,) = session.services.report.notes
-    assert "rank 1 is slower" in note
-    assert note.endswith("(step 30)")
 
 
 def test_evaluations_and_saves_are_left_out(tmp_path):

@@ -1,13 +1,16 @@
-"""Processes of workers: they start with what they need, end by any signal; where their driver listens."""
+"""Processes of workers: their start, signals and end; where their driver listens; a world's rendezvous."""
 
+import http.client
 import json
 import os
 import queue
 import signal
+import socket
 import stat
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor, wait
 
 import psutil
 import pytest
@@ -16,9 +19,10 @@ from support.elastic_driver import eventually
 pytest.importorskip("horovod.runner.gloo_run", reason="Horovod is not installed")
 
 from horovod.runner.common.util import safe_shell_exec
+from horovod.runner.http import http_auth
 
 from hvdtrain.elastic.driver import clusters
-from hvdtrain.elastic.driver.clusters import HostCluster
+from hvdtrain.elastic.driver.clusters import HostCluster, WorldStore
 from hvdtrain.elastic.driver.records import Slot
 from hvdtrain.errors import UsageError
 from hvdtrain.host.hostfile import HostSlots
@@ -186,3 +190,68 @@ def test_the_users_interfaces_count(networks):
     assert cluster("localhost", interface_names=["eth1"]).listen_on == ["10.2.0.1"]
     with pytest.raises(UsageError, match=r"no eth7 .*\n.*docker0, eth0, eth1, lo"):
         cluster("localhost", interface_names=["eth7"])
+
+
+KEY = "a" * 64
+
+
+@pytest.fixture
+def store():
+    store = WorldStore(KEY, ["127.0.0.1"])
+    yield store
+    store.close()
+
+
+class Worker:
+    """Requests of one worker, each on a connection of its own, as Horovod's are."""
+
+    def __init__(self, store: WorldStore, key: str = KEY) -> None:
+        self._address = ("127.0.0.1", store.port)
+        self._signed = http_auth.SignedRequests(key)
+
+    def __call__(self, method: str, path: str, body: bytes = b"") -> tuple[int, bytes]:
+        connection = http.client.HTTPConnection(*self._address, timeout=90)
+        try:
+            connection.request(method, path, body or None, self._signed.headers(method, path, body))
+            response = connection.getresponse()
+            answer = response.read()
+            if response.status != 403:
+                self._signed.check(response.status, response.headers, answer)
+            return response.status, answer
+        finally:
+            connection.close()
+
+
+def test_a_value_is_there_for_the_others_and_stays_after_a_worker_is_done(store):
+    one, other = Worker(store), Worker(store)
+    assert one("PUT", "/global/0", b"address") == (200, b"")
+    assert one("DELETE", "/global/0") == (200, b"")  # the other has not read it yet
+    assert other("GET", "/global/0") == (200, b"address")
+
+
+def test_a_key_that_is_missing_is_waited_for(store, monkeypatch):
+    monkeypatch.setattr(clusters, "_LONG_POLL_SECONDS", 60)
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(Worker(store), "GET", "/global/1")
+        time.sleep(0.2)
+        assert not answer.done()
+        Worker(store)("PUT", "/global/1", b"x")
+        assert answer.result(20) == (200, b"x")
+
+
+def test_who_has_the_key_of_another_world_is_refused(store):
+    for method in ("GET", "PUT", "DELETE"):
+        assert Worker(store, "b" * 64)(method, "/global/0", b"x" * (method == "PUT")) == (403, b"")
+
+
+def test_its_end_ends_who_waits_and_nobody_can_connect(store, monkeypatch):
+    monkeypatch.setattr(clusters, "_LONG_POLL_SECONDS", 60)
+    with ThreadPoolExecutor(4) as pool:
+        answers = [pool.submit(Worker(store), "GET", "/global/1") for _ in range(4)]
+        time.sleep(0.2)
+        since = time.monotonic()
+        store.close()
+        wait(answers, 30)
+        assert time.monotonic() - since < 30
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", store.port), timeout=60)

@@ -3,7 +3,7 @@
 import itertools
 import json
 import socket
-import threading
+import time
 
 import pytest
 
@@ -36,20 +36,10 @@ def test_a_free_run_directory_is_claimed_and_released(store):
 def test_a_job_that_lives_is_named_to_the_second_one(store, monkeypatch):
     monkeypatch.setattr(claim, "FRESH_SECONDS", 600.0)
     put(store)
-    is_over, beats = threading.Event(), itertools.count(1)
-
-    def beat():
-        while not is_over.wait(0.02):
-            put(store, beat=next(beats))
-
-    thread = threading.Thread(target=beat)
-    thread.start()
-    try:
-        with pytest.raises(EnvironmentFault, match="in use by another job: process 77 on h9"):
-            Claim(store.url).acquire()
-    finally:
-        is_over.set()
-        thread.join()
+    beats, sleep = itertools.count(1), time.sleep
+    monkeypatch.setattr(claim.time, "sleep", lambda seconds: put(store, beat=next(beats)) or sleep(seconds))
+    with pytest.raises(EnvironmentFault, match="in use by another job: process 77 on h9"):
+        Claim(store.url).acquire()
     assert claimed(store)["id"] == "another"
 
 
