@@ -13,32 +13,21 @@ from hvdtrain.errors import ConfigError, HvdtrainError
 from hvdtrain.jobs.compatibility import FIXED_SETTINGS, ROWS, Job, Row, check
 from hvdtrain.jobs.opening.start import settle
 
+OPTIONS = {
+    "warmup_epochs": 1.5, "steps": 20, "max_time": "2h", "outer_optimizer": "nesterov", "stage_cuts": [1],
+    "compile": True, "sync_batch_norm": True, "compression": "fp16", "sync_every": 4, "shard": "optimizer",
+    "stages": 2, "accumulate": 2, "parameter_groups": [{"match": "*"}], "early_stopping": "loss",
+    "keep_best": "loss", "overlap": True, "label_smoothing": 0.1, "global_batch_size": 64,
+}  # fmt: skip
 # for each feature of the table, by its name in the documentation: a job that has it
 EXAMPLES: dict[str, dict[str, Any]] = {
-    "`warmup_epochs`": {"warmup_epochs": 1.5},
     "a warm-up": {"warmup_steps": 9, "warmup_epochs": 1.5},
     "`init_only` or `init_skip`": {"init_skip": "*"},
     "`profile` of later steps": {"profile": "30-40", "steps": 20},
-    "`steps`": {"steps": 20},
-    "`max_time`": {"max_time": "2h"},
-    "`outer_optimizer`": {"outer_optimizer": "nesterov"},
-    "`stage_cuts`": {"stage_cuts": [1]},
     "`compile` in TensorFlow": {"compile": True, "framework": "tf"},
-    "`compile`": {"compile": True},
-    "`sync_batch_norm`": {"sync_batch_norm": True},
-    "`compression`": {"compression": "fp16"},
     "`compression` powersgd": {"compression": "powersgd:2"},
-    "`sync_every`": {"sync_every": 4},
-    "`shard`": {"shard": "optimizer"},
-    "`stages`": {"stages": 2},
-    "`accumulate`": {"accumulate": 2},
-    "`parameter_groups`": {"parameter_groups": [{"match": "*"}]},
-    "`early_stopping`": {"early_stopping": "loss"},
-    "`keep_best`": {"keep_best": "loss"},
     "a loss of the task's own that calls the model": {"task": {"torch_loss": "a method"}},
-    "`overlap`": {"overlap": True},
     "`mixup` or `cutmix`": {"cutmix": 0.2},
-    "`label_smoothing`": {"label_smoothing": 0.1},
     "`global_batch_size` in an elastic job": {"global_batch_size": 64, "is_elastic": True},
     "an elastic job": {"is_elastic": True},
     "more than 256 workers": {"most": 257},
@@ -53,12 +42,12 @@ EXAMPLES: dict[str, dict[str, Any]] = {
         "streams": {"training data": SimpleNamespace(length=None)},
         "steps": 5,
     },
-    "`global_batch_size`": {"global_batch_size": 64},
     "evaluation data": {"has_eval_data": False},
     "Gloo": {"controller": "Gloo"},
     "a training step of the task's own": {"task": {"torch_step": "a method"}},
     "an optimizer of the task's own": {"task": {"torch_optimizer": "a method"}},
     **{f"`{name}`": {"environ": name} for name in FIXED_SETTINGS},
+    **{f"`{name}`": {name: value} for name, value in OPTIONS.items()},
 }
 for feature in (feature for row in ROWS for feature in (row.feature, row.other)):
     if feature.name not in EXAMPLES and feature.joined != "without":
@@ -146,9 +135,8 @@ def test_a_config_is_refused_before_anything_is_started():
 
 def test_the_documentation_has_the_table():
     lines = ["| feature | cannot be used | because |", "|---|---|---|"]
-    lines += [
-        f"| {row.feature.name} | {row.other.joined} {row.other.name} | {row.reason} |".replace("  ", " ")
-        for row in ROWS
-    ]
+    for row in ROWS:
+        line = f"| {row.feature.name} | {row.other.joined} {row.other.name} | {row.reason} |"
+        lines.append(line.replace("  ", " "))
     text = (ROOT / "docs" / "compatibility.md").read_text(encoding="utf-8")
     assert "\n".join(lines) in text, "the table should be:\n" + "\n".join(lines)

@@ -38,18 +38,17 @@ def computed(side, outputs, targets, smoothing=0.0, weights=None, **task):
 
 
 def values(side, outputs, targets, **task):
-    """Return the values of losses and metrics whose weights are equal."""
+    """Return the values of losses and metrics; of weighted ones, all weights must be equal."""
+
+    def per_sample(given):
+        if isinstance(given, Weighted):
+            weights = np.asarray(given.weights)
+            np.testing.assert_array_equal(weights, weights.flat[0])
+            given = given.values
+        return np.asarray(given)
+
     losses, metrics = computed(side, outputs, targets, **task)
     return per_sample(losses), {name: per_sample(value) for name, value in metrics.items()}
-
-
-def per_sample(given):
-    """Return the values of a loss or metric; of weighted ones, all weights must be equal."""
-    if isinstance(given, Weighted):
-        weights = np.asarray(given.weights)
-        np.testing.assert_array_equal(weights, weights.flat[0])
-        given = given.values
-    return np.asarray(given)
 
 
 def entropy(logits, targets):
