@@ -178,15 +178,12 @@ def run_url(store, request, tmp_path, monkeypatch):
     return store.url(request.node.name)
 
 
-@pytest.mark.parametrize("named", ["", "/checkpoints/step-00000003"])
-def test_a_checkpoint_is_fetched_and_verified(run_url, named):
-    found = stored_checkpoints.locate(run_url + named)
-    assert found.manifest.step == 3
-    assert equal(found.read(), make_state(3))
-    assert printable(f"of {found.path}") == f"of {run_url}/checkpoints/step-00000003"
-
-
-def test_the_best_one_is_chosen(run_url):
+def test_a_checkpoint_is_fetched_and_verified_and_the_best_one_is_chosen(run_url):
+    for named in ("", "/checkpoints/step-00000003"):
+        found = stored_checkpoints.locate(run_url + named)
+        assert found.manifest.step == 3
+        assert equal(found.read(), make_state(3))
+        assert printable(f"of {found.path}") == f"of {run_url}/checkpoints/step-00000003"
     assert chosen_checkpoint(run_url, "loss") == f"{run_url}/checkpoints/step-00000002"
     assert chosen_checkpoint(run_url, False) == run_url
     with pytest.raises(CheckpointError, match="nothing"):

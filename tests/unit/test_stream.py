@@ -74,11 +74,16 @@ MAKES = {
 
 @pytest.mark.parametrize("make", MAKES.values(), ids=MAKES)
 @pytest.mark.parametrize("workers", [1, 2, 3])
-def test_every_sample_comes_once_per_pass(make, workers):
-    found = joined(steps(make, workers, last=3 * SIZE))
+def test_every_sample_comes_once_per_pass_and_a_resumed_run_goes_on_as_if_it_had_not_stopped(make, workers):
+    unbroken = steps(make, workers, last=3 * SIZE)
+    found = joined(unbroken)
     assert len(found) == 3 * SIZE
     for number in range(3):
         assert sorted(found[number * SIZE : (number + 1) * SIZE]) == list(range(SIZE))
+    consumed = list(itertools.accumulate(len(joined([step])) for step in unbroken))
+    for number in (0, 3, len(unbroken) // 2, len(unbroken) - 2):
+        again = steps(make, workers, last=3 * SIZE, first_sample=consumed[number], first_step=number + 1)
+        assert again == unbroken[number + 1 :]
 
 
 @pytest.mark.parametrize("make", MAKES.values(), ids=MAKES)
@@ -88,16 +93,6 @@ def test_an_evaluation_is_one_pass_in_order(make, workers, global_batch, accumul
     assert sorted(joined(found)) == list(range(SIZE))
     if workers == 1:
         assert joined(found) == list(range(SIZE))
-
-
-@pytest.mark.parametrize("make", MAKES.values(), ids=MAKES)
-@pytest.mark.parametrize("workers", [1, 2, 3])
-def test_a_resumed_run_goes_on_as_if_it_had_not_stopped(make, workers):
-    unbroken = steps(make, workers, last=2 * SIZE + 30)
-    consumed = list(itertools.accumulate(len(joined([step])) for step in unbroken))
-    for number in (0, 3, len(unbroken) // 2, len(unbroken) - 2):
-        again = steps(make, workers, last=2 * SIZE + 30, first_sample=consumed[number], first_step=number + 1)
-        assert again == unbroken[number + 1 :]
 
 
 def test_what_every_worker_reads_has_one_order_at_any_number_of_workers():

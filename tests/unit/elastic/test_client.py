@@ -1,4 +1,4 @@
-"""A worker of an elastic job, led by a driver that each test scripts over a real socket."""
+"""A worker of an elastic job, led by a driver that tests script over a socket: worlds, orders, its end."""
 
 import json
 import os
@@ -9,21 +9,29 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from unittest.mock import Mock
 
 import psutil
 import pytest
 from support.elastic_driver import KEY, ScriptedDriver, disconnect, eventually, world
 
 from hvdtrain import errors
+from hvdtrain.config import Config
 from hvdtrain.elastic import messages
 from hvdtrain.elastic.links import DriverHandshake, receive_line
 from hvdtrain.elastic.member import membership as clients
 from hvdtrain.elastic.member import orders as orders_module
 from hvdtrain.elastic.member import thread as member_thread
-from hvdtrain.elastic.member.membership import connect, current
+from hvdtrain.elastic.member.membership import connect, current, interface_for
 from hvdtrain.elastic.member.orders import Orders
 from hvdtrain.elastic.member.thread import open_connection
-from hvdtrain.workers.world import TrainingPosition, world_key
+from hvdtrain.elastic.watch.liveness import Told, Watching
+from hvdtrain.errors import DataError, UsageError
+from hvdtrain.jobs.elastic.job import join_elastic_job
+from hvdtrain.jobs.failures import Signals
+from hvdtrain.jobs.opening import start
+from hvdtrain.jobs.opening.start import JobSpec, started
+from hvdtrain.workers.world import MemberInfo, TrainingPosition, world_key
 
 VALUES = {"config": {"epochs": 3}, "size": 100}
 
@@ -358,3 +366,120 @@ def test_a_process_that_was_stopped_and_excluded_ends_and_writes_nothing(driver,
         os.kill(frozen.pid, signal.SIGCONT)
         assert frozen.wait(60) == 3
         assert file.stat().st_size - written <= 1  # one that had begun
+
+
+ENDS = """
+import os, sys
+from hvdtrain.elastic.member.membership import connect
+from hvdtrain.errors import *
+from hvdtrain.jobs.failures import end_worker
+if sys.argv[2] == "joined":
+    connect(os.environ, stall_timeout=60.0, abort=lambda why: None)
+end_worker(eval(sys.argv[1]), debug=False)
+"""
+
+
+def _end(
+    driver, error: str, *answer: messages.End, first: tuple = (), joined: str = "joined"
+) -> tuple[int, str]:
+    """Let a worker end with an error; return its exit code and what it said."""
+    words = ["-c", ENDS, error, joined] if error else ["-m", "hvdtrain", "--epochs", "many"]
+    environ = {**os.environ, **driver.environ}
+    with (
+        subprocess.Popen([sys.executable, *words], env=environ, stderr=subprocess.PIPE, text=True) as worker,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        said = pool.submit(worker.communicate, timeout=300)
+        driver.accept(*first, is_welcome=not first)
+        if not first:
+            driver.expect(messages.Failed)
+            driver.say(*answer)
+        _, text = said.result()
+    return worker.returncode, text
+
+
+def test_a_worker_that_nobody_else_speaks_for_says_it(driver):
+    code, said = _end(driver, "TaskError('no loss', 'Add one.')")
+    assert code == 2
+    assert "hvdtrain: worker w7 on " in said
+    assert said.endswith("no loss\n  Add one.\n")
+
+
+def test_a_worker_that_failed_because_the_job_ended_ends_as_the_job(driver):
+    assert _end(driver, "EnvironmentFault('lost')", messages.End(problem="no loss", exit_code=2)) == (2, "")
+
+
+def test_an_error_before_a_worker_joined_is_said_by_it_unless_the_job_has_ended(driver):
+    code, said = _end(driver, "ConfigError('epochs: -1')", joined="")
+    assert (code, "epochs: -1" in said) == (2, True)
+    ended = (messages.End(problem="", exit_code=2),)
+    assert _end(driver, "ConfigError('epochs: -1')", first=ended, joined="") == (2, "")
+
+
+def test_all_workers_have_an_error_of_the_command_line_and_one_says_it(driver):
+    assert _end(driver, "", messages.End(problem="another worker said it", exit_code=2)) == (2, "")
+
+
+CONFIG = Config(framework="torch", epochs=1)
+JOB = JobSpec(CONFIG, None, "build", {})
+
+
+def test_a_worker_joins_the_job_that_started_it(driver, monkeypatch):
+    signals = Signals()
+    for name, value in driver.environ.items():
+        monkeypatch.setenv(name, value)
+    with ThreadPoolExecutor(1) as pool:
+        accepted = pool.submit(driver.accept)
+        membership = join_elastic_job(CONFIG, signals, Watching())
+        accepted.result(10)
+        assert signals.membership is membership
+        assert membership.worker == "w7"
+        disconnect(membership)
+    clients._current.clear()
+
+
+@pytest.fixture
+def backend(monkeypatch):
+    backend = Mock(workers=None)
+    monkeypatch.setattr(start, "load_backend", lambda *_: backend)
+    monkeypatch.setattr(start, "watch_workers", pytest.fail)
+    return backend
+
+
+def _raise_in(member, error, watching=None):
+    with started(JOB, Signals(), watching, member) as found:
+        assert watching is None or watching.explain() == member.explain()
+        assert (found.close.call_count, member.failed.call_count) == (0, 0)
+        raise error
+
+
+def test_the_driver_watches_the_workers_and_is_told_of_an_error_before_horovod_is_stopped(backend):
+    member, error = Mock(explain=lambda: Told("rank 1 on h2: killed (SIGKILL)")), DataError("no data")
+    with pytest.raises(DataError):
+        _raise_in(member, error, Watching())
+    member.failed.assert_called_once_with(error)
+    backend.close.assert_called_once_with()
+
+
+def test_a_job_that_cannot_be_elastic_is_refused(backend, monkeypatch):
+    monkeypatch.setenv("HVDTRAIN_ELASTIC", "127.0.0.1:4000")
+    with pytest.raises(UsageError, match="fixed number of workers"):
+        _raise_in(None, AssertionError("it began"))
+
+
+@pytest.mark.parametrize(
+    ("routes", "expected"),
+    [
+        ({"10.0.0.9": "10.0.0.1"}, "eth0"),
+        ({"10.0.0.9": "127.0.0.1", "h2": "10.1.0.1"}, "eth1"),  # the rendezvous is on this host
+        ({"10.0.0.9": "127.0.0.1", "h2": ""}, "eth0"),
+    ],
+)
+def test_several_hosts_connect_over_the_interface_between_them(monkeypatch, routes, expected):
+    found = {"lo": ["127.0.0.1/8"], "eth0": ["10.0.0.1/24"], "eth1": ["10.1.0.1/24"]}
+    monkeypatch.setattr(clients, "interfaces", lambda loopback: found)
+    monkeypatch.setattr(clients, "own_addresses", lambda: {"eth0": [], "eth1": []})
+    monkeypatch.setattr(clients, "address_towards", routes.__getitem__)
+    members = tuple(MemberInfo(worker=f"w{n}", rank=n, host=f"h{n + 1}", pid=1) for n in range(2))
+    one = world(one_host=False, store=("10.0.0.9", 1), members=members)
+    assert interface_for(one) == expected

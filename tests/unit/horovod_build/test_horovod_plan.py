@@ -164,13 +164,10 @@ def refused(framework: str) -> HorovodBuildError:
     return error.value
 
 
-def test_a_missing_framework_is_refused_with_how_to_install_it(site):
+def test_a_missing_framework_is_refused_with_how_to_install_it_and_a_missing_extension(site):
     error = refused("tf")
     assert "TensorFlow is not installed" in error.problem
     assert "pip install tensorflow" in error.remedy
-
-
-def test_a_missing_extension_is_refused(site):
     site.torch()
     site.tensorflow()
     site.ours(extensions=["torch"])

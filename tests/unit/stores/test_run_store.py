@@ -1,23 +1,39 @@
-"""What a run directory at a URL holds at any moment: while it is uploaded to, kept small, and resumed."""
+"""A run directory at a URL: what it holds while it is uploaded to, kept small and resumed; whose it is."""
 
+import itertools
 import json
 import random
+import socket
+import time
 from contextlib import suppress
 
 import pytest
 from support.fakes import FakeReport
+from support.faulty_store import FaultyStore
 from support.states import contents, make_record, saved
 from support.store_jobs import Job, stored, verified
 
 from hvdtrain.checkpoints import storage
+from hvdtrain.checkpoints.remote import claim
+from hvdtrain.checkpoints.remote.claim import CLAIM_FILE, Claim
 from hvdtrain.checkpoints.remote.run_store import RunStore
 from hvdtrain.checkpoints.remote.stored_checkpoints import fetch, names_in
 from hvdtrain.checkpoints.saver import BackgroundSaver
 from hvdtrain.checkpoints.storage import name_of
 from hvdtrain.early_stopping import MetricGoal
-from hvdtrain.errors import CheckpointError, ConfigError
+from hvdtrain.errors import CheckpointError, ConfigError, EnvironmentFault
 from hvdtrain.jobs.run_directory.folder import end_uploads, published
 from hvdtrain.storage.urls import StoreError
+
+
+@pytest.fixture
+def store(monkeypatch):
+    monkeypatch.setattr(claim, "_SETTLE_SECONDS", 0.0)
+    monkeypatch.setattr(claim, "_LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(claim, "FRESH_SECONDS", 5.0)
+    made = FaultyStore()
+    yield made
+    made.heal()
 
 
 def fetched(store, path, folder):
@@ -289,3 +305,63 @@ def test_a_copy_that_is_in_no_store_refuses_a_new_run(store, tmp_path):
     with pytest.raises(ConfigError, match="has a run on this host alone"):
         Job(store, tmp_path / "copy")
     assert Job(store, tmp_path / "copy", True).uploader.newest == name_of(1)
+
+
+def put(store, host="h9", **fields):
+    other = {"id": "another", "host": host, "process": 77, "since": "2026-01-01", "writer": "", **fields}
+    store.put(CLAIM_FILE, json.dumps(other).encode())
+
+
+def claimed(store):
+    return json.loads(store.objects()[CLAIM_FILE])
+
+
+def test_a_free_run_directory_is_claimed_and_released(store):
+    own = Claim(store.url)
+    own.acquire()
+    assert claimed(store)["id"] == own.id
+    own.writer = own.id
+    own.update()
+    own.release()
+    assert claimed(store)["is_released"]
+    Claim(store.url).acquire()
+
+
+def test_a_job_that_lives_is_named_to_the_second_one(store, monkeypatch):
+    monkeypatch.setattr(claim, "FRESH_SECONDS", 600.0)
+    put(store)
+    beats, sleep = itertools.count(1), time.sleep
+    monkeypatch.setattr(claim.time, "sleep", lambda seconds: put(store, beat=next(beats)) or sleep(seconds))
+    with pytest.raises(EnvironmentFault, match="in use by another job: process 77 on h9"):
+        Claim(store.url).acquire()
+    assert claimed(store)["id"] == "another"
+
+
+@pytest.mark.parametrize(("host", "waits"), [("h9", 1), (socket.gethostname(), 0)])
+def test_a_job_that_gives_no_sign_of_life_is_succeeded_at_once_if_it_ended_on_this_host(
+    store, monkeypatch, host, waits
+):
+    monkeypatch.setattr(claim, "FRESH_SECONDS", 0.1)
+    put(store, host=host)
+    own = Claim(store.url, (notes := []).append)
+    own.acquire(ended="another")
+    assert claimed(store)["id"] == own.id
+    assert len(notes) == waits
+
+
+def test_of_two_that_claim_at_once_the_last_has_it(store, monkeypatch):
+    monkeypatch.setattr(claim.time, "sleep", lambda seconds: put(store))
+    with pytest.raises(EnvironmentFault, match="in use by another job: process 77 on h9"):
+        Claim(store.url).acquire()
+    assert claimed(store)["id"] == "another"
+
+
+def test_a_claim_that_was_taken_over_is_lost(store):
+    own = Claim(store.url)
+    own.acquire()
+    put(store)
+    for call in (own.update, own.check, own.release):
+        with pytest.raises(StoreError, match="taken over"):
+            call()
+    assert "taken over by another job: process 77 on h9" in own.lost
+    assert claimed(store)["id"] == "another"
