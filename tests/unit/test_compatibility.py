@@ -13,32 +13,22 @@ from hvdtrain.errors import ConfigError, HvdtrainError
 from hvdtrain.jobs.compatibility import FIXED_SETTINGS, ROWS, Job, Row, check
 from hvdtrain.jobs.opening.start import settle
 
+OPTIONS = {
+    "warmup_epochs": 1.5, "steps": 20, "max_time": "2h", "outer_optimizer": "nesterov", "stage_cuts": [1],
+    "compile": True, "sync_batch_norm": True, "compression": "fp16", "sync_every": 4, "shard": "optimizer",
+    "stages": 2, "accumulate": 2, "parameter_groups": [{"match": "*"}], "early_stopping": "loss",
+    "keep_best": "loss", "overlap": True, "label_smoothing": 0.1, "global_batch_size": 64,
+}  # fmt: skip
+ENDLESS = SimpleNamespace(length=None)
 # for each feature of the table, by its name in the documentation: a job that has it
 EXAMPLES: dict[str, dict[str, Any]] = {
-    "`warmup_epochs`": {"warmup_epochs": 1.5},
     "a warm-up": {"warmup_steps": 9, "warmup_epochs": 1.5},
     "`init_only` or `init_skip`": {"init_skip": "*"},
     "`profile` of later steps": {"profile": "30-40", "steps": 20},
-    "`steps`": {"steps": 20},
-    "`max_time`": {"max_time": "2h"},
-    "`outer_optimizer`": {"outer_optimizer": "nesterov"},
-    "`stage_cuts`": {"stage_cuts": [1]},
     "`compile` in TensorFlow": {"compile": True, "framework": "tf"},
-    "`compile`": {"compile": True},
-    "`sync_batch_norm`": {"sync_batch_norm": True},
-    "`compression`": {"compression": "fp16"},
     "`compression` powersgd": {"compression": "powersgd:2"},
-    "`sync_every`": {"sync_every": 4},
-    "`shard`": {"shard": "optimizer"},
-    "`stages`": {"stages": 2},
-    "`accumulate`": {"accumulate": 2},
-    "`parameter_groups`": {"parameter_groups": [{"match": "*"}]},
-    "`early_stopping`": {"early_stopping": "loss"},
-    "`keep_best`": {"keep_best": "loss"},
     "a loss of the task's own that calls the model": {"task": {"torch_loss": "a method"}},
-    "`overlap`": {"overlap": True},
     "`mixup` or `cutmix`": {"cutmix": 0.2},
-    "`label_smoothing`": {"label_smoothing": 0.1},
     "`global_batch_size` in an elastic job": {"global_batch_size": 64, "is_elastic": True},
     "an elastic job": {"is_elastic": True},
     "more than 256 workers": {"most": 257},
@@ -49,16 +39,13 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "a URL as `run_dir`": {"run_dir": "s3://bucket/run"},
     "data that are a stream": {"streams": {"evaluation data": SimpleNamespace(length=5)}},
     "training data that are a stream": {"streams": {"training data": SimpleNamespace(length=5)}},
-    "training data that are a stream without `length`": {
-        "streams": {"training data": SimpleNamespace(length=None)},
-        "steps": 5,
-    },
-    "`global_batch_size`": {"global_batch_size": 64},
+    "training data that are a stream without `length`": {"streams": {"training data": ENDLESS}, "steps": 5},
     "evaluation data": {"has_eval_data": False},
     "Gloo": {"controller": "Gloo"},
     "a training step of the task's own": {"task": {"torch_step": "a method"}},
     "an optimizer of the task's own": {"task": {"torch_optimizer": "a method"}},
     **{f"`{name}`": {"environ": name} for name in FIXED_SETTINGS},
+    **{f"`{name}`": {name: value} for name, value in OPTIONS.items()},
 }
 for feature in (feature for row in ROWS for feature in (row.feature, row.other)):
     if feature.name not in EXAMPLES and feature.joined != "without":
@@ -71,17 +58,11 @@ for feature in (feature for row in ROWS for feature in (row.feature, row.other))
 def job(monkeypatch: pytest.MonkeyPatch, *features: dict[str, Any]) -> Job:
     """Return a job with all of these features."""
     given = {key: value for feature in features for key, value in feature.items()}
-    workers = SimpleNamespace(
-        is_elastic=given.pop("is_elastic", False),
-        most=given.pop("most", 2),
-        controller=given.pop("controller", "MPI"),
-        host="alpha",
-    )
+    of_workers = {"is_elastic": False, "most": 2, "controller": "MPI"}
+    workers = SimpleNamespace(host="alpha", **{key: given.pop(key, of_workers[key]) for key in of_workers})
     if name := given.pop("environ", ""):
         monkeypatch.setenv(name, "1")
-    known = {
-        key: given.pop(key) for key in ("uses_nccl", "streams", "has_eval_data", "command") if key in given
-    }
+    known = {key: given.pop(key) for key in {"uses_nccl", "streams", "has_eval_data", "command"} & {*given}}
     task = SimpleNamespace(**members) if (members := given.pop("task", {})) else None
     return Job(Config(**{"framework": "torch", **given}), task, workers, **known)
 
@@ -146,9 +127,8 @@ def test_a_config_is_refused_before_anything_is_started():
 
 def test_the_documentation_has_the_table():
     lines = ["| feature | cannot be used | because |", "|---|---|---|"]
-    lines += [
-        f"| {row.feature.name} | {row.other.joined} {row.other.name} | {row.reason} |".replace("  ", " ")
-        for row in ROWS
-    ]
+    for row in ROWS:
+        line = f"| {row.feature.name} | {row.other.joined} {row.other.name} | {row.reason} |"
+        lines.append(line.replace("  ", " "))
     text = (ROOT / "docs" / "compatibility.md").read_text(encoding="utf-8")
     assert "\n".join(lines) in text, "the table should be:\n" + "\n".join(lines)

@@ -15,8 +15,6 @@ from hvdtrain.backends.torch.objective import losses as of_torch
 from hvdtrain.errors import TaskError
 
 RANDOM = np.random.RandomState(5)
-
-
 SIDES = {
     "torch": (lambda array: torch.from_numpy(np.array(array)), of_torch.NAMED, torch.nn),
     "tf": (tf.constant, of_keras.NAMED, keras.losses),
@@ -38,18 +36,17 @@ def computed(side, outputs, targets, smoothing=0.0, weights=None, **task):
 
 
 def values(side, outputs, targets, **task):
-    """Return the values of losses and metrics whose weights are equal."""
+    """Return the values of losses and metrics; of weighted ones, all weights must be equal."""
+
+    def per_sample(given):
+        if isinstance(given, Weighted):
+            weights = np.asarray(given.weights)
+            np.testing.assert_array_equal(weights, weights.flat[0])
+            given = given.values
+        return np.asarray(given)
+
     losses, metrics = computed(side, outputs, targets, **task)
     return per_sample(losses), {name: per_sample(value) for name, value in metrics.items()}
-
-
-def per_sample(given):
-    """Return the values of a loss or metric; of weighted ones, all weights must be equal."""
-    if isinstance(given, Weighted):
-        weights = np.asarray(given.weights)
-        np.testing.assert_array_equal(weights, weights.flat[0])
-        given = given.values
-    return np.asarray(given)
 
 
 def entropy(logits, targets):
@@ -116,7 +113,7 @@ def test_probabilities_are_no_class_numbers_where_keras_does_not_know_all_of_the
         losses(tf.zeros((8, 4)), tf.fill((8, 4), 0.25))
 
 
-def test_the_logits_of_a_structured_output_are_taken(side):
+def test_the_logits_of_a_structured_output_are_taken_and_an_own_loss_returns_a_pair(side):
     batch = {"inputs": 0, "labels": side.tensor(np.arange(2))}
     logits = side.tensor(np.float32([[1, 2], [3, 4]]))
     objective = make_objective(SimpleNamespace(loss="cross_entropy"), side.name, side.table)
@@ -126,13 +123,10 @@ def test_the_logits_of_a_structured_output_are_taken(side):
     )
     for found in others:
         np.testing.assert_array_equal(found, plain)
-
-
-@pytest.mark.parametrize("result", [np.ones(2), (1, 2)])
-def test_an_own_loss_returns_losses_and_metrics(side, result):
-    task = SimpleNamespace(**{f"{side.name}_loss": lambda model, batch: result})
-    with pytest.raises(TaskError, match=rf"{side.name}_loss must return \(loss per sample"):
-        make_objective(task, side.name, side.table)(None, {"x": np.ones(2)})
+    for result in (np.ones(2), (1, 2)):
+        own = SimpleNamespace(**{f"{side.name}_loss": lambda model, batch, given=result: given})
+        with pytest.raises(TaskError, match=rf"{side.name}_loss must return \(loss per sample"):
+            make_objective(own, side.name, side.table)(None, {"x": np.ones(2)})
 
 
 TAKEN = {

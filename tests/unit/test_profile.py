@@ -35,9 +35,8 @@ class FakeRecorder:
         self._begun_ns = time.time_ns()
 
     def stop(self) -> records.Operations:
-        return records.Operations(
-            ["main"], [records.Operation(0, "mm", self._begun_ns, time.time_ns() + MS, "operation")]
-        )
+        span = records.Operation(0, "mm", self._begun_ns, time.time_ns() + MS, "operation")
+        return records.Operations(["main"], [span])
 
     def busy(self) -> records.Busy | None:
         return records.Busy(time.time(), 0.0)
@@ -47,9 +46,7 @@ class Shown(FakeReport):
     def __init__(self) -> None:
         super().__init__()
         self.said: list[str] = []
-
-    def say(self, text) -> None:
-        self.said.append(text)
+        self.say = self.said.append
 
 
 @pytest.fixture(autouse=True)
@@ -99,7 +96,7 @@ def test_a_trace_that_cannot_be_written_is_a_note(tmp_path):
 )
 def test_windows_that_training_does_not_cover(tmp_path, window, done, recorded, note):
     report = profiled(window, tmp_path, done)
-    assert [n for n in report.notes if "profile" in n] == ([] if not note else [report.notes[0]])
+    assert [n for n in report.notes if "profile" in n] == ([report.notes[0]] if note else [])
     assert note in "".join(report.notes)
     if recorded is None:
         assert not (tmp_path / "profile").exists()
@@ -230,30 +227,22 @@ def test_costs_are_shares_of_all_workers_time():
     found = shares([recording(0, 6), slow])
     assert found["the recording itself, which notes what begins and ends (most on rank 1)"] == 0.0125
     assert sum(found.values()) == pytest.approx(1)
-
-
-def test_without_marks_waiting_is_in_the_rest():
-    pair = [recording(0, 4), recording(1, 6)]
-    for one in pair:
+    for one in (pair := [recording(0, 4), slow]):
         one.marks = []
     costs = find_costs(pair)
     assert costs["ready_last"] == {}
     assert any("and waiting for other workers" in cost["what"] for cost in costs["costs"])
 
 
-def test_operations_that_run_at_once_share_the_time():
+def test_operations_that_run_at_once_share_the_time_and_on_a_device_its_kernels_count():
     one = recording(0, 4)
     one.operations.threads.append("other")
-    one.operations.spans += [
-        records.Operation(1, "long", phase.begin_ns, phase.end_ns, "operation") for phase in one.phases[1::2]
-    ]
+    for phase in one.phases[1::2]:
+        span = records.Operation(1, "long", phase.begin_ns, phase.end_ns, "operation")
+        one.operations.spans.append(span)
     found = shares([one])
     assert found["long"] == pytest.approx(0.9 * 18 / 22, abs=1e-5)
     assert sum(found.values()) == pytest.approx(1)
-
-
-def test_on_a_device_its_kernels_count():
-    one = recording(0, 4)
     one.operations.spans.append(
         records.Operation(0, "gemm", EPOCH_NS + MS, EPOCH_NS + 2 * MS, records.KERNEL)
     )
