@@ -1,5 +1,6 @@
 """Callbacks: which are taken, when they are called, and what an exception in one does."""
 
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -34,7 +35,6 @@ class Failing(Callback):
     def __init__(self, hook: str, error: Exception | None = None) -> None:
         self.hook, self.error = hook, error or ValueError("boom")
         self.called: list[str] = []
-
         for name in ("on_start", "on_evaluation", "on_end"):
             setattr(self, name, lambda *_, name=name: self._call(name))
 
@@ -58,21 +58,19 @@ def told_everything(report) -> None:
 @pytest.fixture
 def watched(tmp_path):
     """Makes a report with callbacks on a console that a test can read."""
-    made: list[Watched] = []
+    with ExitStack() as stack:
 
-    def make(*callbacks, **fields) -> Watched:
-        made.append(Watched(tmp_path, callbacks=callbacks, **fields))
-        return made[-1]
+        def make(*callbacks, **fields) -> Report:
+            report = Watched(tmp_path, callbacks=callbacks, **fields).report
+            stack.callback(report.close)
+            return report
 
-    yield make
-    for each in made:
-        each.report.close()
+        yield make
 
 
 def test_every_hook_is_called_with_what_it_promises(watched, tmp_path):
-    notebook = Notebook()
-    model = object()
-    told_everything(watched(notebook, model=model).report)
+    notebook, model = Notebook(), object()
+    told_everything(watched(notebook, model=model))
     (_, context), *calls = notebook.calls
     assert calls == [
         ("on_step", step_info(5), METRICS),
@@ -127,7 +125,7 @@ def test_an_on_start_whose_collective_failed_is_called_again_and_no_other(tmp_pa
 
 def test_a_callback_cannot_replace_what_each_line_says_of_its_step(watched, tmp_path):
     kept = []
-    watched(SimpleNamespace(on_start=kept.append)).report.on_start(20, 0)
+    watched(SimpleNamespace(on_start=kept.append)).on_start(20, 0)
     with pytest.raises(ValueError, match=r"log\(\): seconds, step are names that every line"):
         kept[0].log(step_info(6), {"step": 7, "seconds": 1, "mine": 3})
     assert records(tmp_path) == []
@@ -135,7 +133,7 @@ def test_a_callback_cannot_replace_what_each_line_says_of_its_step(watched, tmp_
 
 def test_a_callback_that_fails_ends_the_job_with_its_name_and_is_told_of_the_end(watched):
     failing, notebook = Failing("on_evaluation"), Notebook()
-    report = watched(failing, notebook).report
+    report = watched(failing, notebook)
     with pytest.raises(WorkerFailure) as raised:
         told_everything(report)
     assert raised.value.problem.startswith(f"callback Failing failed in on_evaluation: {__file__}, line ")
@@ -145,16 +143,13 @@ def test_a_callback_that_fails_ends_the_job_with_its_name_and_is_told_of_the_end
     assert notebook.hooks == ["on_start", "on_step", "on_window", "on_end"]
 
 
-def test_a_task_gives_callbacks_as_an_attribute_or_a_method():
+def test_a_task_gives_callbacks_as_an_attribute_or_a_method_and_misspelled_hooks_are_refused():
     mine, given = Notebook(), Notebook()
     for callbacks in ([mine], lambda: (mine,)):
         task = SimpleNamespace(callbacks=callbacks)
         assert find_callbacks(task, "my.py:Task", [given]) == [mine, given]
     for task in (object(), SimpleNamespace(callbacks=None)):
         assert find_callbacks(task, "my.py:Task") == []
-
-
-def test_a_misspelled_method_is_refused_with_the_name_that_was_meant():
     callback = type("Mine", (), {"on_end": lambda self, summary: None, "on_steps": lambda self, *_: None})()
     with pytest.raises(TaskError, match=r"callback Mine has a method on_steps, .*\nDid you mean on_step\?"):
         find_callbacks(SimpleNamespace(callbacks=[callback]), "my.py:Task")
@@ -167,7 +162,7 @@ def test_the_watch_of_the_workers_sees_a_users_callback_as_long_work(watched):
         def on_checkpoint(self, step, path):
             seen.append(ACTIVITY.current)
 
-    report = watched(Uploads()).report
+    report = watched(Uploads())
     report.on_start(20, 4)
     ACTIVITY.enter(TRAINING, 7)
     report.on_checkpoint(5, Path("step-00000005"))

@@ -19,6 +19,7 @@ OPTIONS = {
     "stages": 2, "accumulate": 2, "parameter_groups": [{"match": "*"}], "early_stopping": "loss",
     "keep_best": "loss", "overlap": True, "label_smoothing": 0.1, "global_batch_size": 64,
 }  # fmt: skip
+ENDLESS = SimpleNamespace(length=None)
 # for each feature of the table, by its name in the documentation: a job that has it
 EXAMPLES: dict[str, dict[str, Any]] = {
     "a warm-up": {"warmup_steps": 9, "warmup_epochs": 1.5},
@@ -38,10 +39,7 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "a URL as `run_dir`": {"run_dir": "s3://bucket/run"},
     "data that are a stream": {"streams": {"evaluation data": SimpleNamespace(length=5)}},
     "training data that are a stream": {"streams": {"training data": SimpleNamespace(length=5)}},
-    "training data that are a stream without `length`": {
-        "streams": {"training data": SimpleNamespace(length=None)},
-        "steps": 5,
-    },
+    "training data that are a stream without `length`": {"streams": {"training data": ENDLESS}, "steps": 5},
     "evaluation data": {"has_eval_data": False},
     "Gloo": {"controller": "Gloo"},
     "a training step of the task's own": {"task": {"torch_step": "a method"}},
@@ -60,17 +58,11 @@ for feature in (feature for row in ROWS for feature in (row.feature, row.other))
 def job(monkeypatch: pytest.MonkeyPatch, *features: dict[str, Any]) -> Job:
     """Return a job with all of these features."""
     given = {key: value for feature in features for key, value in feature.items()}
-    workers = SimpleNamespace(
-        is_elastic=given.pop("is_elastic", False),
-        most=given.pop("most", 2),
-        controller=given.pop("controller", "MPI"),
-        host="alpha",
-    )
+    of_workers = {"is_elastic": False, "most": 2, "controller": "MPI"}
+    workers = SimpleNamespace(host="alpha", **{key: given.pop(key, of_workers[key]) for key in of_workers})
     if name := given.pop("environ", ""):
         monkeypatch.setenv(name, "1")
-    known = {
-        key: given.pop(key) for key in ("uses_nccl", "streams", "has_eval_data", "command") if key in given
-    }
+    known = {key: given.pop(key) for key in {"uses_nccl", "streams", "has_eval_data", "command"} & {*given}}
     task = SimpleNamespace(**members) if (members := given.pop("task", {})) else None
     return Job(Config(**{"framework": "torch", **given}), task, workers, **known)
 

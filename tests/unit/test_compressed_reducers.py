@@ -2,6 +2,7 @@
 
 import time
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import horovod.torch
 import numpy as np
@@ -22,22 +23,13 @@ from hvdtrain.backends.torch.state.model_state import Field as TorchField
 from hvdtrain.config import Config
 from hvdtrain.errors import ConfigError
 
-ALONE = SimpleNamespace(size=1, may_reduce=False)
 TWO = SimpleNamespace(size=2, may_reduce=True)
 CONFIG = Config(framework="torch", compression="powersgd:2")
 
 
-def torch_low_rank_of(parameter, path="conv/kernel", workers=ALONE):
-    field = TorchField(path, path, (parameter,), (path,), Layout(lambda a: a[0], lambda a: [a]))
-    reducer = torch_low_rank.LowRank(CONFIG, workers, [field])
-    reducer.attach({path: parameter})
-    return reducer
-
-
-def tensorflow_low_rank_of(workers, shape):
-    variable = tf.Variable(tf.zeros(shape))
-    variable = SimpleNamespace(dtype="float32", shape=variable.shape)
-    reducer = tensorflow_low_rank.LowRank(CONFIG, workers, [TensorFlowField("a", "a", variable, shape)])
+def tensorflow_low_rank_of_a_matrix():
+    variable = SimpleNamespace(dtype="float32", shape=tf.TensorShape((30, 40)))
+    reducer = tensorflow_low_rank.LowRank(CONFIG, TWO, [TensorFlowField("a", "a", variable, (30, 40))])
     reducer.attach({"a": variable})
     return reducer
 
@@ -45,7 +37,7 @@ def tensorflow_low_rank_of(workers, shape):
 def test_sums_in_a_branch_have_one_name_in_every_graph(monkeypatch):
     """TensorFlow's own name of an operation in a branch has a number that differs by graph."""
     monkeypatch.setattr(type(tensorflow_low_rank.hvd.global_process_set), "size", lambda _: 2)
-    reducer = tensorflow_low_rank_of(TWO, (30, 40))
+    reducer = tensorflow_low_rank_of_a_matrix()
     traced = tf.function(lambda given: reducer.finish(given)[0], autograph=False)
     graph = traced.get_concrete_function([tf.TensorSpec((30, 40))]).graph.as_graph_def()
     functions = [graph.node, *(function.node_def for function in graph.library.function)]
@@ -55,27 +47,20 @@ def test_sums_in_a_branch_have_one_name_in_every_graph(monkeypatch):
     assert all(node.attr["ignore_name_scope"].b for node in found)
 
 
-class Noting:
-    """A clock that keeps what it is told."""
-
-    def __init__(self):
-        self.told = []
-
-    def __getattr__(self, name):
-        return lambda *_: self.told.append(name)
-
-
 @pytest.mark.parametrize("in_warmup", [False, True])
 def test_the_clock_leaves_matrices_out_of_the_reduction(in_warmup, monkeypatch):
     told = ["ready", "reduced"] if in_warmup else ["ready", "resumed", "ready", "reduced"]
     horovod = FakedHorovod(monkeypatch)
 
     def work(workers):
-        reducer = torch_low_rank_of(torch.nn.Parameter(torch.zeros(30, 40)), workers=workers)
-        reducer.clock = Noting()
+        parameter, path = torch.nn.Parameter(torch.zeros(30, 40)), "conv/kernel"
+        field = TorchField(path, path, (parameter,), (path,), Layout(lambda a: a[0], lambda a: [a]))
+        reducer = torch_low_rank.LowRank(CONFIG, workers, [field])
+        reducer.attach({path: parameter})
+        reducer.clock = Mock()
         reducer.follow(in_warmup)
         reducer.finish([torch.ones(30, 40)])
-        return reducer.clock.told
+        return [call[0] for call in reducer.clock.method_calls]
 
     assert horovod.run(work) == [told, told]
 
@@ -93,7 +78,7 @@ def test_in_tensorflow_sums_that_take_long_are_not_this_workers_own_part(monkeyp
     monkeypatch.setattr(tensorflow_low_rank.hvd, "allreduce", allreduce)
     workers = SimpleNamespace(rank=0, size=2, most=2, may_reduce=True, is_elastic=False)
     clock = StepClock(TracedWorkers(workers), True)
-    reducer = tensorflow_low_rank_of(TWO, (30, 40))
+    reducer = tensorflow_low_rank_of_a_matrix()
     reducer.clock = clock
 
     @tf.function(input_signature=[tf.TensorSpec(None)], autograph=False)
@@ -116,14 +101,13 @@ def test_in_tensorflow_sums_that_take_long_are_not_this_workers_own_part(monkeyp
 @pytest.mark.parametrize("framework", ["torch", "tf"])
 def test_bf16_is_refused_with_a_horovod_that_sums_none(framework, monkeypatch):
     reducer = reducer_class(framework, "bf16")(TWO)
+    parameter = torch.nn.Parameter(torch.zeros(2)) if framework == "torch" else tf.Variable(tf.zeros(2))
     if framework == "torch":
-        parameter = torch.nn.Parameter(torch.zeros(2))
         reducer.attach({"weight": parameter})
         library = horovod.torch.mpi_ops.mpi_lib
         monkeypatch.delattr(library, "horovod_torch_allreduce_async_torch_BFloat16Tensor")
     else:
         monkeypatch.setattr(type(tensorflow_low_rank.hvd.global_process_set), "size", lambda _: 2)
-        parameter = tf.Variable(tf.zeros(2))
         reducer.attach({"weight": parameter})
         hvd = tensorflow_all_reduce.hvd
         allreduce = hvd.allreduce  # of bool, as an older one is of bf16

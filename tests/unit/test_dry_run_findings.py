@@ -1,13 +1,14 @@
 """The dry run before the first step: when it comes, what it leaves alone, how findings are shared."""
 
 import random
-from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from support import numpy_backend
 from support.fakes import FakeBackend, make_loop_session, on_every_rank, one_worker
 from support.numpy_backend import NumpyDigits
+from support.states import contents
 
 from hvdtrain.backends.records import DryRun
 from hvdtrain.config import Layer
@@ -19,15 +20,7 @@ from hvdtrain.training_plan import Progress
 FIELDS = {"framework": "numpy", "steps": 3, "batch_size": 16, "run_dir": "run"}
 
 
-class Task:
-    loss = "cross_entropy"
-
-
-class FewOutputs(NumpyDigits):
-    """Fewer outputs than classes."""
-
-    def numpy_model(self):
-        return numpy_backend.Mlp(inputs=64, hidden=48, outputs=4)
+TASK = SimpleNamespace(loss="cross_entropy")
 
 
 @pytest.fixture
@@ -44,8 +37,10 @@ def layers(**fields) -> list[Layer]:
 
 @pytest.mark.parametrize("start", [run_job, check_job])
 def test_what_is_found_ends_the_job_before_anything_is_written(here, start):
+    model = numpy_backend.Mlp(inputs=64, hidden=48, outputs=4)
+    task = type("FewOutputs", (NumpyDigits,), {"numpy_model": lambda self: model})
     with pytest.raises(DataError, match="targets of the training data reach 9, and the model has 4 outputs"):
-        start(layers(), FewOutputs)
+        start(layers(), task)
     assert list(here.iterdir()) == []
 
 
@@ -57,10 +52,10 @@ def test_a_check_says_what_it_found_and_writes_or_changes_nothing(here, capsys):
     assert "the warm-up of 1 epoch is longer than the training" in lines[-1]
     assert list(here.iterdir()) == []
     run_job(layers(), NumpyDigits)
-    before = {path: path.read_bytes() for path in Path("run").rglob("*") if path.is_file()}
+    before = contents(here)
     check_job(layers(resume="auto"), NumpyDigits)
     check_job(layers(), NumpyDigits)
-    assert {path: path.read_bytes() for path in Path("run").rglob("*") if path.is_file()} == before
+    assert contents(here) == before
 
 
 class Samples:
@@ -92,7 +87,7 @@ def session_of(tmp_path, workers=None, result=None, **fields):
 def test_the_batches_are_the_first_ones_from_where_training_stands(tmp_path):
     session, calls = session_of(tmp_path, eval_size=6, train_size=40)
     session.state.progress = Progress(3, 12)
-    dry_run(session, Task)
+    dry_run(session, TASK)
     with session.data.train_feed(session.plan(), session.state.progress) as feed:
         first = next(iter(feed))
     evaluated = [(step, [[0, 1, 2, 3]], False) for step in (0, 1)]  # twice, which must not differ
@@ -105,7 +100,7 @@ def test_pythons_and_numpys_generators_are_as_before(tmp_path):
     random.seed(1)
     np.random.seed(1)
     expected = random.Random(1).random(), np.random.RandomState(1).rand()
-    dry_run(session, Task)
+    dry_run(session, TASK)
     assert session.data.training.read
     assert (random.random(), np.random.rand()) == expected
 
@@ -129,7 +124,7 @@ def test_a_worker_whose_model_fails_raises_without_waiting_for_the_others(tmp_pa
             return None
         session, _ = session_of(tmp_path, workers, lambda _: DryRun(None, {}, "", ValueError("no")))
         with pytest.raises(TaskError, match="the first batch of the training data fails: ValueError: no"):
-            dry_run(session, Task)
+            dry_run(session, TASK)
         return len(workers.sent)
 
     assert on_every_rank(["a", "b"], work) == [None, 0]
@@ -140,11 +135,10 @@ def test_what_one_worker_refuses_ends_the_looks_of_all(tmp_path):
 
     def work(workers):
         refusal = TaskError("the model changes its shape") if workers.rank else None
-        session, calls = session_of(
-            tmp_path, workers, lambda _: DryRun(None, {}, refusal=refusal), eval_size=6
-        )
+        found = DryRun(None, {}, refusal=refusal)
+        session, calls = session_of(tmp_path, workers, lambda _: found, eval_size=6)
         with pytest.raises(TaskError, match=r"changes its shape \(found on rank 1\)"):
-            dry_run(session, Task)
+            dry_run(session, TASK)
         return len(calls)
 
     assert on_every_rank(["a", "b"], work) == [1, 1]

@@ -42,16 +42,15 @@ class Job:
         self.is_over = threading.Event()
         self._threads: dict[str, threading.Thread] = {}
 
-    def run(self, *names: str, before=lambda name, call, count: None) -> "Job":
+    def run(self, *names: str, before=lambda *place: None) -> None:
         """Train with these workers until all that are not killed have ended."""
         self.driver.expect(*names)
         for name in names:
             self.start(name, before)
         while left := [n for n, t in self._threads.items() if t.is_alive() and n not in self.outcomes]:
             self._threads[left[0]].join(0.02)
-        return self
 
-    def start(self, name: str, before=lambda name, call, count: None, is_joining: bool = False) -> None:
+    def start(self, name: str, before=lambda *place: None, is_joining: bool = False) -> None:
         """Start a worker; ``before`` is called before each call of its backend, with that call's number."""
         self._threads[name] = threading.Thread(target=self._work, args=(name, before, is_joining))
         self._threads[name].start()
@@ -213,11 +212,7 @@ def test_a_signal_to_the_launcher_stops_all_of_them_saved(job_in):
 
 def test_an_error_of_the_code_is_told_and_summarised(job_in):
     job = job_in()
-
-    def fail() -> None:
-        raise ValueError("a bug")
-
-    job.run("a", before=at_step(5, fail))
+    job.run("a", before=at_step(5, lambda: {}["a bug"]))
     assert isinstance(job.outcomes["a"], WorkerFailure)
     (kind, error) = job.memberships["a"].said[-1]
     assert (kind, "a bug" in error.problem) == ("failed", True)

@@ -4,7 +4,6 @@ import errno
 import json
 import os
 import signal
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -27,14 +26,13 @@ class Small:
     loss = "mse"
     metrics = {"accuracy": "accuracy"}  # noqa: RUF012
 
+    torch_model = print  # the fake backend needs none
+
     def train_data(self) -> object:
         return {"inputs": np.arange(10.0), "targets": np.arange(10)}
 
     def eval_data(self) -> object:
         return {"inputs": np.arange(7.0), "targets": np.arange(7)}
-
-    def torch_model(self) -> object:
-        raise AssertionError("the fake backend needs none")
 
 
 class Learning(FakeBackend):
@@ -77,10 +75,6 @@ def send(number: int):
     return lambda: signal.raise_signal(number)
 
 
-def fail() -> None:
-    raise RuntimeError("a bug of the task")
-
-
 def written(folder) -> list[dict]:
     """Give the log without what depends on the clock."""
     records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
@@ -100,7 +94,7 @@ def final_state(folder):
 
 @pytest.mark.parametrize(
     ("what", "error", "save_every"),
-    [(send(15), Stopped, None), (send(signal.SIGINT), Interrupted, 1), (fail, WorkerFailure, None)],
+    [(send(15), Stopped, None), (send(signal.SIGINT), Interrupted, 1), (lambda: 1 / 0, WorkerFailure, None)],
 )
 def test_a_run_that_was_interrupted_ends_as_if_it_had_not_been(train, tmp_path, what, error, save_every):
     train(run_dir="whole", log_every=3)
@@ -127,19 +121,18 @@ def test_going_on_elsewhere_leaves_the_first_run_alone(train, tmp_path):
 
 
 @pytest.fixture
-def full_disk(monkeypatch):
-    """A disk on which no checkpoint can be synced any more; gives a function that sets it free again."""
-    state = SimpleNamespace(full=True)
+def _full_disk(monkeypatch):
+    """A disk on which no checkpoint can be synced any more."""
 
     def fsync(descriptor):
-        if state.full and "checkpoints" in os.readlink(f"/proc/self/fd/{descriptor}"):
+        if "checkpoints" in os.readlink(f"/proc/self/fd/{descriptor}"):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(storage.os, "fsync", fsync)
-    return lambda: setattr(state, "full", False)
 
 
-def test_training_goes_on_where_nothing_can_be_saved_and_the_end_says_so(train, tmp_path, full_disk, capsys):
+@pytest.mark.usefixtures("_full_disk")
+def test_training_goes_on_where_nothing_can_be_saved_unless_the_config_says_stop(train, tmp_path, capsys):
     with pytest.raises(SaveError) as caught:  # the last state is lost
         train(save_every=1)
     assert caught.value.problem == "the checkpoint could not be written: step 5: No space left on device"
@@ -149,15 +142,12 @@ def test_training_goes_on_where_nothing_can_be_saved_and_the_end_says_so(train, 
     said = " ".join(capsys.readouterr().out.split())
     assert said.count("cannot write the checkpoint of") == 1
     assert "5 checkpoints could not be written" in said
-
-
-def test_a_save_that_fails_ends_the_job_where_the_config_says_so(train, tmp_path, full_disk):
     with pytest.raises(SaveError) as caught:
-        train(save_every=1, on_save_error="stop")
+        train(save_every=1, on_save_error="stop", run_dir="stopped")
     assert "No space left on device" in caught.value.problem
     assert caught.value.remedy.startswith("Newest good one: none.")
     assert caught.value.everywhere
-    assert "on_save_error is stop" in summary(tmp_path / "run")["error"]
+    assert "on_save_error is stop" in summary(tmp_path / "stopped")["error"]
 
 
 def test_a_run_whose_data_changed_is_resumed_on_request_alone(train, tmp_path, monkeypatch, capsys):

@@ -21,7 +21,7 @@ def nothing() -> None:
     pass
 
 
-def test_wrong_arguments_are_refused_and_a_worker_launches_no_workers(monkeypatch):
+def test_wrong_arguments_a_worker_that_launches_and_a_missing_horovodrun_are_refused(monkeypatch, tmp_path):
     for fn, given, words in (
         (3, {}, "takes a function, found a int"),
         (nothing, {"np": 0}, "np must be a whole number"),
@@ -35,8 +35,8 @@ def test_wrong_arguments_are_refused_and_a_worker_launches_no_workers(monkeypatc
     with pytest.raises(UsageError, match="one of 2 that horovodrun started"):
         hvdtrain.launch(nothing)
 
-
-def test_without_horovodrun_the_command_that_helps_is_named(monkeypatch, tmp_path):
+    monkeypatch.delenv("HOROVOD_RANK")
+    monkeypatch.delenv("HOROVOD_SIZE")
     monkeypatch.setattr(launch.sys, "executable", str(tmp_path / "python"))
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(EnvironmentFault, match="build-horovod"):
@@ -48,18 +48,15 @@ def sent(kind: str, rank: int = 1, **changes: object) -> dict:
     return {**values, **changes}
 
 
-def raised(*found: dict, code: int = 1) -> BaseException:
-    return launch.error_of(found, code)
+def raised(*found: dict) -> BaseException:
+    return launch.error_of(found, 1)
 
 
-def test_the_cause_comes_back_and_not_the_loss_that_it_was_for_others():
+def test_the_cause_comes_back_and_not_what_it_was_for_others_or_that_the_launcher_ended_them():
     assert isinstance(raised(sent("PeerLostError", 0), sent("TaskError", 1)), errors.TaskError)
     assert isinstance(raised(sent("PeerLostError", 0)), errors.PeerLostError)
-
-
-def test_what_the_launcher_ended_because_another_worker_was_killed_is_no_ctrl_c():
     ended = sent("Interrupted", 0, signal=15)
-    error = raised(ended, code=137)
+    error = launch.error_of([ended], 137)
     assert isinstance(error, EnvironmentFault)
     assert error.problem == "the workers ended with exit code 137; rank 0 on h was ended by SIGTERM"
     assert isinstance(raised(ended, sent("PeerLostError", 1)), errors.PeerLostError)
@@ -90,19 +87,6 @@ class Left(Exception):
     """Stands in for the end of the process."""
 
 
-@pytest.fixture
-def failing(tmp_path, monkeypatch):
-    """Ends a worker with an error; gives what comes back at the process that launched."""
-
-    def fail(error: BaseException) -> BaseException:
-        monkeypatch.setattr(launch.os, "_exit", mock.Mock(side_effect=Left))
-        with pytest.raises(Left):
-            launch._fail(tmp_path, 1, error)
-        return launch.error_of([pickle.loads((tmp_path / launch.ERROR.format(1)).read_bytes())], 1)
-
-    return fail
-
-
 @pytest.mark.parametrize(
     ("error", "kind"),
     [
@@ -113,5 +97,8 @@ def failing(tmp_path, monkeypatch):
         (ValueError("no"), WorkerFailure),
     ],
 )
-def test_errors_and_signals_of_workers_come_back(failing, error, kind):
-    assert type(failing(error)) is kind
+def test_errors_and_signals_of_workers_come_back(tmp_path, monkeypatch, error, kind):
+    monkeypatch.setattr(launch.os, "_exit", mock.Mock(side_effect=Left))
+    with pytest.raises(Left):
+        launch._fail(tmp_path, 1, error)
+    assert type(raised(pickle.loads((tmp_path / launch.ERROR.format(1)).read_bytes()))) is kind

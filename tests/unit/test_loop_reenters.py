@@ -22,10 +22,9 @@ class Failing:
 
     def __init__(self, session, at: int | None) -> None:
         self.count, self.at = 0, at
-        for name in COLLECTIVE:
-            self._wrap(session.backend, name, after=False)
-        for name in REPORTED:
-            self._wrap(session.services.report, name, after=True)
+        for owner, names in ((session.backend, COLLECTIVE), (session.services.report, REPORTED)):
+            for name in names:
+                self._wrap(owner, name, after=names is REPORTED)
 
     def _wrap(self, owner, name: str, after: bool) -> None:
         call = getattr(owner, name)
@@ -33,9 +32,7 @@ class Failing:
         def failing(*args, **kwargs):
             self.count += 1
             fails = self.count == self.at
-            if fails and not after:
-                raise PeerLostError(f"{name} failed")
-            result = call(*args, **kwargs)
+            result = call(*args, **kwargs) if after or not fails else None
             if fails:
                 raise PeerLostError(f"{name} failed")
             return result
@@ -55,10 +52,9 @@ def train(tmp_path, at: int | None = None, poll=ControlFlags, **fields):
             break
         except PeerLostError:
             session.settle()
+    report = session.services.report
     seen = {
-        "steps": session.services.report.steps,
-        "windows": session.services.report.windows,
-        "evaluations": session.services.report.evaluations,
+        "reported": (report.steps, report.windows, report.evaluations),
         "saved": session.services.saver.steps,
         "trace": (tmp_path / "indices" / "rank-0000.jsonl").read_text(),
         "progress": session.state.progress,
@@ -69,8 +65,8 @@ def train(tmp_path, at: int | None = None, poll=ControlFlags, **fields):
 
 @pytest.mark.parametrize("goal", [None, "loss:min"], ids=["all steps", "stops early"])
 def test_whatever_call_fails_the_run_is_as_if_none_had(tmp_path, goal):
-    fields = {"keep_best": goal, "early_stopping": goal, "early_stopping_patience": 1, "epochs": 4}
-    fields = fields if goal else {}
+    stopping = {"keep_best": goal, "early_stopping": goal, "early_stopping_patience": 1, "epochs": 4}
+    fields = stopping if goal else {}
     expected, calls, undisturbed = train(tmp_path / "undisturbed", **fields)
     assert bool(undisturbed.stopped_early) == bool(fields)
     for at in range(1, calls + 1):

@@ -41,14 +41,6 @@ def assert_same(model, before):
     assert [name for name in now if not torch.equal(now[name], before[name])] == []
 
 
-def replaced(model):
-    model.table = model.table + 1
-
-
-def longer(model):
-    model.table.data = torch.ones(5)
-
-
 def in_place(model):
     model.norm(torch.randn(4, 2))
     model.complex.mul_(2)
@@ -58,11 +50,15 @@ def in_place(model):
         model.inference.add_(1)
 
 
-def made_late(model):
-    model.late = torch.ones(1)
+CHANGES = {
+    "replaced": lambda model: setattr(model, "table", model.table + 1),
+    "longer": lambda model: setattr(model.table, "data", torch.ones(5)),
+    "in place": in_place,
+    "made late": lambda model: setattr(model, "late", torch.ones(1)),
+}
 
 
-@pytest.mark.parametrize("change", [replaced, longer, in_place, made_late])
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 def test_a_buffer_is_as_before_the_step(change):
     model = Model()
     moving = MovingState(model, model.trainable())

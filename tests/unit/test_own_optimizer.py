@@ -17,11 +17,11 @@ from hvdtrain.jobs.opening.limits import learning_rate_of
 BODY, HEAD = (torch.nn.Parameter(torch.zeros(2)) for _ in range(2))
 
 
-class Lion(torch.optim.Optimizer):
+class Lion(torch.optim.SGD):
     """As third parties write them: the learning rate is required."""
 
-    def __init__(self, params, lr, betas):
-        super().__init__(params, {"lr": lr, "betas": betas})
+    def __init__(self, params, lr):
+        super().__init__(params, lr)
 
 
 def of_groups(*options: dict, **fields: float) -> tuple[OwnRates, list[float]]:
@@ -48,21 +48,19 @@ def test_the_largest_rate_is_the_base_and_groups_keep_their_ratio(options, field
 
 
 def test_a_required_rate_counts_as_set_and_the_optimizer_stays_the_object_that_it_is():
-    optimizer = Lion([BODY], 0.3, (0.9, 0.99))
+    optimizer = Lion([BODY], 0.3)
     task = SimpleNamespace(torch_optimizer=lambda parameters: optimizer)
-    model = SimpleNamespace(entries=[])
-    assert of_torch.choose_optimizer(task, Config(framework="torch"), model, {}) is optimizer
+    found = of_torch.choose_optimizer(task, Config(framework="torch"), SimpleNamespace(entries=[]), {})
+    assert found is optimizer
     assert of_torch.take_own_rates(optimizer) == OwnRates("Lion", 0.3, is_default=False)
 
 
 def test_rates_of_zero_and_schedules_are_refused():
     schedules = torch.optim.lr_scheduler
-    for make in (
-        lambda: of_groups({}, {}, lr=0.0),
-        lambda: of_keras.take_own_rates(keras.optimizers.SGD(0.0)),
-    ):
-        with pytest.raises(TaskError, match="has the learning rate 0"):
-            make()
+    with pytest.raises(TaskError, match="has the learning rate 0"):
+        of_groups({}, {}, lr=0.0)
+    with pytest.raises(TaskError, match="has the learning rate 0"):
+        of_keras.take_own_rates(keras.optimizers.SGD(0.0))
     for rate in (keras.optimizers.schedules.CosineDecay(0.1, 100), lambda: 0.1):
         with pytest.raises(TaskError, match=r"has a schedule of its own .*\n.*lr_schedule"):
             of_keras.take_own_rates(keras.optimizers.SGD(rate))
@@ -83,23 +81,18 @@ def test_a_keras_optimizer_has_one_rate():
         assert of_keras.take_own_rates(one) == OwnRates("Lion", 0.0003, is_default=False)
 
 
-OWN = OwnRates("Lion", 1e-3, is_default=False)
-
-
-def test_the_config_goes_before_an_optimizers_default_and_its_own_rate_stands_where_none_is_set():
+def test_the_config_goes_before_an_optimizers_default_and_of_two_different_rates_both_are_named():
+    of_lion = OwnRates("Lion", 1e-3, is_default=False)
     for given, own, expected in (
         (None, None, LEARNING_RATES["sgd"]),
-        (None, OWN, 1e-3),
-        (0.001000000047, OWN, 0.001000000047),
+        (None, of_lion, 1e-3),
+        (0.001000000047, of_lion, 0.001000000047),
         (0.02, OwnRates("AdamW", 1e-3, is_default=True), 0.02),
         (0.02, OwnRates("Adafactor", None, is_default=True), 0.02),
     ):
         assert learning_rate_of(Config(framework="torch", learning_rate=given), own) == expected
-
-
-def test_two_different_rates_are_refused_naming_both():
     groups = OwnRates("AdamW", 1e-3, is_default=False, factors=(0.1, 1.0))
-    for own, said in ((OWN, "Lion, has 0.001"), (groups, "AdamW, has groups with 0.0001 and 0.001")):
+    for own, said in ((of_lion, "Lion, has 0.001"), (groups, "AdamW, has groups with 0.0001 and 0.001")):
         with pytest.raises(ConfigError, match=f"learning_rate is 0.02, and .* {said}"):
             learning_rate_of(Config(framework="torch", learning_rate=0.02), own)
 

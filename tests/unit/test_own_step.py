@@ -22,8 +22,7 @@ from hvdtrain.errors import TaskError
 BOTH = {"g": ["a", "b"], "d": ["c"]}
 
 
-def config(**values):
-    return Config(task="mine.py:Task", framework="torch", steps=1, **values)
+CONFIG = Config(task="mine.py:Task", framework="torch", steps=1)
 
 
 def task(**methods):
@@ -31,9 +30,9 @@ def task(**methods):
 
 
 def test_a_task_without_a_step_has_none_and_one_with_a_step_gets_its_batches_nested():
-    assert custom_step.own_step_of(SimpleNamespace(loss="mse"), config()) is None
+    assert custom_step.own_step_of(SimpleNamespace(loss="mse"), CONFIG) is None
     own = SimpleNamespace(torch_step=lambda model, batch, optimizers: (batch, {}))
-    given, _ = custom_step.own_step_of(own, config())(None, {"inputs/a": 1, "inputs/b": 2}, None)
+    given, _ = custom_step.own_step_of(own, CONFIG)(None, {"inputs/a": 1, "inputs/b": 2}, None)
     assert given == {"inputs": {"a": 1, "b": 2}}
 
 
@@ -47,7 +46,7 @@ def test_a_task_without_a_step_has_none_and_one_with_a_step_gets_its_batches_nes
 )
 def test_attributes_that_contradict_one_another_are_refused(given, problem):
     with pytest.raises(TaskError, match=problem):
-        custom_step.own_step_of(given, config())
+        custom_step.own_step_of(given, CONFIG)
 
 
 @pytest.mark.parametrize(
@@ -84,7 +83,6 @@ class Side:
         torch.manual_seed(0)
         task = SimpleNamespace(
             torch_model=lambda: torch.nn.ModuleDict({name: torch.nn.Linear(2, 1) for name in "gd"}),
-            torch_loss=lambda model, batch: (losses_of(model, batch, "g"), {}),
             torch_optimizers=lambda model: {n: torch.optim.SGD(model[n].parameters(), 0.1) for n in "gd"},
             torch_step=step,
         )
@@ -187,8 +185,7 @@ def test_what_would_train_on_one_worker_alone_is_refused(step, problem):
 def test_parts_of_one_saved_array_belong_to_one_optimizer():
     lstm = torch.nn.LSTM(2, 3)
     owners = {"one": [lstm.bias_ih_l0], "rest": [lstm.weight_ih_l0, lstm.weight_hh_l0, lstm.bias_hh_l0]}
-    task = SimpleNamespace(
-        torch_optimizers=lambda model: {n: torch.optim.SGD(p, 0.1) for n, p in owners.items()}
-    )
+    made = {name: torch.optim.SGD(parameters, 0.1) for name, parameters in owners.items()}
+    task = SimpleNamespace(torch_optimizers=lambda model: made)
     with pytest.raises(TaskError, match="parts of model/bias belong to different"):
         make_optimizers(task, lstm, ModelState(lstm, Renaming(SimpleNamespace(), "torch")))

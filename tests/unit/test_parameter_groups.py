@@ -17,7 +17,6 @@ from hvdtrain.config import Config, Layer
 from hvdtrain.config.layers import resolve
 from hvdtrain.errors import ConfigError
 
-TASK = SimpleNamespace()
 nn, layers = torch.nn, keras.layers
 SHAPES = {
     "model/encoder/0/kernel": (4, 4),
@@ -28,19 +27,18 @@ SHAPES = {
 }
 
 
-def groups_of(groups, shapes=SHAPES, **fields):
+def groups_of(groups, **fields):
     given = {"framework": "torch", "weight_decay": 0.1, "parameter_groups": groups, **fields}
-    return ParameterGroups(resolve([Layer("run.yaml", given)]), shapes)
+    return ParameterGroups(resolve([Layer("run.yaml", given)]), SHAPES)
 
 
 def test_the_first_match_counts_and_the_rest_has_the_options_of_the_config():
-    found = groups_of(
-        [
-            {"match": "model/encoder/*/bias", "weight_decay": 0.0},
-            {"match": "model/encoder/*", "learning_rate_factor": 0.1},
-            {"match": "*/head/bias", "frozen": True},
-        ]
-    )
+    groups = [
+        {"match": "model/encoder/*/bias", "weight_decay": 0.0},
+        {"match": "model/encoder/*", "learning_rate_factor": 0.1},
+        {"match": "*/head/bias", "frozen": True},
+    ]
+    found = groups_of(groups)
     options = {name: (each.factor, each.weight_decay) for name, each in found.options.items()}
     assert options == {
         "model/encoder/0/kernel": (0.1, 0.1),
@@ -71,15 +69,10 @@ def test_a_group_that_cannot_be_is_refused(groups, said):
         groups_of(groups)
 
 
-class TorchNet(nn.Module):
-    """Several parameters in one tensor (attention), biases of two dimensions, norms."""
-
-    def __init__(self):
-        super().__init__()
-        self.attention = nn.MultiheadAttention(8, 2)
-        self.gru = nn.GRU(8, 4)
-        self.norm = nn.LayerNorm(4)
-        self.dense = nn.Linear(4, 3)
+def torch_net():
+    """Give several parameters in one tensor (attention), biases of two dimensions, norms."""
+    parts = {"attention": nn.MultiheadAttention(8, 2), "gru": nn.GRU(8, 4), "norm": nn.LayerNorm(4)}
+    return nn.ModuleDict({**parts, "dense": nn.Linear(4, 3)})
 
 
 class KerasNet(keras.Model):
@@ -103,11 +96,11 @@ GROUPS = (
     {"match": "*/dense/*", "learning_rate_factor": 2},
 )
 RATES = (0.5, 0.5, 0.1, 0.2)  # v is not rescaled when the rate changes
-TOLERANCE = 5e-6
+near = partial(np.testing.assert_allclose, rtol=5e-6, atol=5e-6)
 
 
 def torch_side(config):
-    net = TorchNet()
+    net = torch_net()
     groups, optimizer = chosen(TorchSide(net), config, of_torch)
     fill_slots(optimizer)
     return TorchSide(net, optimizer), groups
@@ -123,7 +116,7 @@ def chosen(side, config, module):
     model = side.state.model
     groups = ParameterGroups(config, {field.name: field.shape for field in model.trainable_fields()})
     model.freeze(groups.frozen)
-    return groups, module.choose_optimizer(TASK, config, model, groups.options)
+    return groups, module.choose_optimizer(SimpleNamespace(), config, model, groups.options)
 
 
 def torch_step(side, gradients, rate):
@@ -217,11 +210,9 @@ def test_weights_and_slots_of_groups_follow_the_formula(framework, optimizer):
     assert groups.frozen == {"model/dense/bias"}
     assert not any(name.startswith("optimizer/") and name.endswith("dense/bias") for name in found)
     for name, w in expected.items():
-        np.testing.assert_allclose(found[name], w, rtol=TOLERANCE, atol=TOLERANCE, err_msg=name)
+        near(found[name], w, err_msg=name)
         for slot, key in slots.items() if name in states else ():
-            value = found[f"optimizer/{slot}/{name.removeprefix('model/')}"]
-            wanted = states[name][key]
-            np.testing.assert_allclose(value, wanted, rtol=TOLERANCE, atol=TOLERANCE, err_msg=name)
+            near(found[f"optimizer/{slot}/{name.removeprefix('model/')}"], states[name][key], err_msg=name)
 
 
 def test_biases_norms_and_vectors_are_not_adapted_to():
@@ -235,4 +226,4 @@ def test_parts_of_one_tensor_have_the_same_options(group):
     """PyTorch has the projections of attention in one tensor."""
     config = Config(framework="torch", parameter_groups=[{"match": "*/attention/query/kernel", **group}])
     with pytest.raises(ConfigError, match=r"query/kernel and model/attention/key/.* parts of one tensor"):
-        chosen(TorchSide(TorchNet()), config, of_torch)
+        chosen(TorchSide(torch_net()), config, of_torch)

@@ -20,8 +20,7 @@ from hvdtrain.workers.agreement import WorkerPlace
 
 def test_the_largest_stage_is_as_small_as_any_division_makes_it():
     def largest(sizes, firsts):
-        ends = [*firsts[1:], len(sizes)]
-        return max(sum(sizes[first:end]) for first, end in zip(firsts, ends, strict=True))
+        return max(map(sum, np.split(sizes, firsts[1:])))
 
     random = np.random.RandomState(0)
     for stages in (1, 2, 3, 4) * 20:
@@ -56,11 +55,8 @@ def test_a_pipeline_ends_and_waits_as_its_formula_says(stages, micro_batches):
             if not passes:
                 continue
             kind, place = passes[0]
-            if kind == "forward":
-                needed = (stage - 1, "forward", place) if stage else None
-            else:
-                needed = (stage + 1, "backward", place) if stage + 1 < stages else None
-            if needed is None or needed in done:
+            source = stage + (-1 if kind == "forward" else 1)
+            if source not in range(stages) or (source, kind, place) in done:
                 begun.append((stage, *passes.pop(0)))
         assert begun, "the stages wait for one another"
         done |= set(begun)
@@ -73,8 +69,7 @@ def test_places_of_workers():
     workers = SimpleNamespace(rank=4, size=6)
     layout = WorkerPlace(workers, 3)
     assert (layout.replicas, layout.replica, layout.stage) == (2, 1, 1)
-    assert not layout.is_first_stage
-    assert not layout.is_last_stage
+    assert (layout.is_first_stage, layout.is_last_stage) == (False, False)
     with pytest.raises(ConfigError, match="the job has 6 workers"):
         WorkerPlace(workers, 4)
 

@@ -14,25 +14,17 @@ def inputs(*shape):
     return RANDOM.standard_normal(shape).astype(np.float32)
 
 
-def names_and_shapes(side):
-    shapes = {name: value.shape for name, value in side.read().items() if name.startswith("model/")}
-    return {name.removeprefix("model/layer/"): shape for name, shape in shapes.items()}
-
-
 def channels_last(module):
     """Call a module that has channels first with channels last."""
-
-    def call(x):
-        return module(x.movedim(-1, 1)).movedim(1, -1)
-
-    return call
+    return lambda x: module(x.movedim(-1, 1)).movedim(1, -1)
 
 
 def agree(module, layer, given, shapes, call=None):
     """Check that a module and its twin have one state, with arrays of these shapes among others."""
     left, right = pair(module, layer, given, call)
     check(left, right, given)
-    for found in map(names_and_shapes, (left, right)):
+    for side in (left, right):
+        found = {name.removeprefix("model/layer/"): value.shape for name, value in side.read().items()}
         assert {name: found.get(name) for name in shapes} == shapes
 
 
@@ -98,17 +90,16 @@ def test_norms_that_keep_nothing(module, layer):
     agree(module, layer, [inputs(3, 5, 5, 6)], {"gamma": (6,)}, channels_last(module))
 
 
-def keras_layer(kind, units, **options):
-    return getattr(layers, "SimpleRNN" if kind == "RNN" else kind)(units, return_sequences=True, **options)
+def keras_layer(kind, **options):
+    return getattr(layers, "SimpleRNN" if kind == "RNN" else kind)(5, return_sequences=True, **options)
 
 
 @pytest.mark.parametrize(("kind", "gates", "bias"), [("LSTM", 4, True), ("GRU", 3, True), ("RNN", 1, False)])
 def test_recurrent_layers(kind, gates, bias):
     module = getattr(nn, kind)(4, 5, batch_first=True, bias=bias)
-    expected = {"kernel": (4, 5 * gates), "recurrent_kernel": (5, 5 * gates), "bias": None}
-    if bias:
-        expected["bias"] = (2, 15) if kind == "GRU" else (5 * gates,)
-    agree(module, keras_layer(kind, 5, use_bias=bias), [inputs(2, 6, 4)], expected)
+    expected = {"kernel": (4, 5 * gates), "recurrent_kernel": (5, 5 * gates)}
+    expected["bias"] = ((2, 15) if kind == "GRU" else (5 * gates,)) if bias else None
+    agree(module, keras_layer(kind, use_bias=bias), [inputs(2, 6, 4)], expected)
 
 
 class Stack(layers.Layer):
@@ -126,7 +117,7 @@ class Stack(layers.Layer):
 
 @pytest.mark.parametrize(("kind", "gates", "both"), [("LSTM", 4, True), ("GRU", 3, False)])
 def test_stacked_and_bidirectional_recurrent_layers(kind, gates, both):
-    stacked = [keras_layer(kind, 5) for _ in range(2)]
+    stacked = [keras_layer(kind) for _ in range(2)]
     if both:
         stacked = [layers.Bidirectional(layer) for layer in stacked]
     holder = nn.Module()
@@ -143,18 +134,13 @@ def test_recurrent_cells(kind):
     module, cell = getattr(nn, f"{kind}Cell")(4, 5), getattr(layers, f"{kind}Cell")(5)
 
     class Cell(Joint):
-        def __init__(self):
-            super().__init__()
-            self.layer = cell
-
         def call(self, inputs):
             x, *states = inputs
             return self.layer(x, states)[0]
 
-    holder = nn.Module()
-    holder.layer = module
-    call = lambda x, *s: module(x, s if kind == "LSTM" else s[0])  # noqa: E731
-    agree(holder, Cell(), [x, *states], {}, call)
+    holder, given = nn.Module(), Cell()
+    holder.layer, given.layer = module, cell
+    agree(holder, given, [x, *states], {}, lambda x, *s: module(x, s if kind == "LSTM" else s[0]))
 
 
 @pytest.mark.parametrize(("value", "key", "bias"), [(8, 8, True), (6, 10, False)])

@@ -51,10 +51,9 @@ def test_bytes_on_a_link_take_their_bits_and_headers(controller):
     for workers, seconds in ((2, 0.215), (16, 0.404)):
         found = parts_of(measured, Cluster(workers, 1, Link("1gbit", 1e9))).transfer
         assert found == pytest.approx(seconds, rel=0.03)
-    low, high = (
-        parts_of(measured, Cluster(2, 1, Link("1gbit", 1e9)), end).transfer for end in ("low", "high")
-    )
-    assert low < parts_of(measured, Cluster(2, 1, Link("1gbit", 1e9))).transfer < high
+    two = Cluster(2, 1, Link("1gbit", 1e9))
+    low, high = (parts_of(measured, two, end).transfer for end in ("low", "high"))
+    assert low < parts_of(measured, two).transfer < high
 
 
 def test_messages_of_each_way_have_their_bytes():
@@ -112,15 +111,12 @@ def test_a_large_message_is_summed_within_hosts_and_then_between_them():
     assert parts_of(on_gpu, Cluster(4, 1, FAST)).transfer == pytest.approx(alone), "NCCL moves the bytes"
 
 
-def test_of_a_tree_few_hops_follow_one_another():
+def test_of_a_tree_few_hops_follow_one_another_and_slow_ones_of_a_measured_network_show():
     measured = replace(MEASURED, controller="MPI", way=replace(MEASURED.way, sizes=(4096,)))
     found = parts_of(measured, Cluster(512, 1, LINK), "low")
     assert found.latency == pytest.approx(1e-3 + 9e-3 + 18e-3), "at the low end hops of a host take nothing"
     few, many = (parts_of(measured, Cluster(16, n, LINK)).latency for n in (8, 1))
     assert few < many
-
-
-def test_a_measured_network_does_not_hide_its_slow_hops_among_those_within_hosts():
     measured = replace(MEASURED, workers=8, hosts=2, slots=4, controller="MPI")
     agreement = replace(measured, way=replace(MEASURED.way, sizes=()))
     few, many = (parts_of(agreement, Cluster(count, 4)).latency for count in (8, 512))
@@ -145,11 +141,8 @@ def test_between_hosts_messages_are_sent_during_the_backward_pass():
 
 def test_a_step_between_two_hosts_takes_what_was_measured():
     """benchmarks/README.md, between hosts: alone 55, 25 and 191 ms, link 237, 200 and 318 ms."""
-    for compute, seconds, measured_seconds in (
-        (55e-3, 237e-3, 266e-3),
-        (25e-3, 200e-3, 220e-3),
-        (191e-3, 318e-3, 422e-3),
-    ):
+    measured = ((55e-3, 237e-3, 266e-3), (25e-3, 200e-3, 220e-3), (191e-3, 318e-3, 422e-3))
+    for compute, seconds, measured_seconds in measured:
         size = int(seconds * 1e9 / 8 * 0.95)
         way = buffers([(size // 32,)] * 8)
         job = replace(
@@ -173,21 +166,15 @@ COUNTS = st.integers(1, 10).map(lambda power: 1 << power)
 CLUSTERS = st.builds(Cluster, COUNTS, st.integers(1, 16), LINKS)
 JOBS = st.builds(
     lambda step, slowest, controller, way: replace(
-        MEASURED,
-        controller=controller,
-        way=way,
-        step=Spread(step, 0.9 * step, 1.2 * step),
-        compute=Spread(20e-3, 19e-3, 22e-3),
-        slowest=Spread(slowest, 0.5 * slowest, 2 * slowest),
-        smallest=Spread(1e-3, 0.8e-3, 1.5e-3),
+        MEASURED, controller=controller, way=way,
+        step=Spread(step, 0.9 * step, 1.2 * step), compute=Spread(20e-3, 19e-3, 22e-3),
+        slowest=Spread(slowest, 0.5 * slowest, 2 * slowest), smallest=Spread(1e-3, 0.8e-3, 1.5e-3),
     ),
-    st.floats(15e-3, 0.1),
-    st.floats(0, 5e-3),
-    st.sampled_from(["MPI", "Gloo"]),
+    st.floats(15e-3, 0.1), st.floats(0, 5e-3), st.sampled_from(["MPI", "Gloo"]),
     st.sampled_from(
         [buffers(SHAPES), buffers(SHAPES, "fp16"), low_rank(SHAPES, 4), local_steps(SHAPES, 9, 2)]
     ),
-)
+)  # fmt: skip
 
 
 @settings(deadline=None)

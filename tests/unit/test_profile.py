@@ -35,9 +35,8 @@ class FakeRecorder:
         self._begun_ns = time.time_ns()
 
     def stop(self) -> records.Operations:
-        return records.Operations(
-            ["main"], [records.Operation(0, "mm", self._begun_ns, time.time_ns() + MS, "operation")]
-        )
+        span = records.Operation(0, "mm", self._begun_ns, time.time_ns() + MS, "operation")
+        return records.Operations(["main"], [span])
 
     def busy(self) -> records.Busy | None:
         return records.Busy(time.time(), 0.0)
@@ -47,9 +46,7 @@ class Shown(FakeReport):
     def __init__(self) -> None:
         super().__init__()
         self.said: list[str] = []
-
-    def say(self, text) -> None:
-        self.said.append(text)
+        self.say = self.said.append
 
 
 @pytest.fixture(autouse=True)
@@ -240,9 +237,9 @@ def test_costs_are_shares_of_all_workers_time():
 def test_operations_that_run_at_once_share_the_time_and_on_a_device_its_kernels_count():
     one = recording(0, 4)
     one.operations.threads.append("other")
-    one.operations.spans += [
-        records.Operation(1, "long", phase.begin_ns, phase.end_ns, "operation") for phase in one.phases[1::2]
-    ]
+    for phase in one.phases[1::2]:
+        span = records.Operation(1, "long", phase.begin_ns, phase.end_ns, "operation")
+        one.operations.spans.append(span)
     found = shares([one])
     assert found["long"] == pytest.approx(0.9 * 18 / 22, abs=1e-5)
     assert sum(found.values()) == pytest.approx(1)

@@ -19,7 +19,7 @@ TASK = "from support.numpy_backend import NumpyDigits as Mine\n"
 
 
 def config(**fields: object) -> Config:
-    return Config(**{"framework": "torch", "epochs": 1, **fields})
+    return Config(framework="torch", epochs=1, **fields)
 
 
 def test_the_commit_is_read_and_the_file_system_monitor_of_a_repository_is_not_executed(tmp_path):
@@ -45,10 +45,8 @@ def test_the_commit_is_read_and_the_file_system_monitor_of_a_repository_is_not_e
 
 def came_from(command=("python", "-m", "hvdtrain"), file: str = "", source: bytes = b"") -> Provenance:
     task = {"path": file, "sha256": hashlib.sha256(source).hexdigest()} if file else None
-    record = {
-        "command": list(command), "folder": "/work", "workers": 3, "hosts": ["one", "two"], "commit": "abc",
-        "dirty": True, "task_file": task, "versions": {"Python": "3.11"},
-    }  # fmt: skip
+    record = {"command": list(command), "folder": "/work", "workers": 3, "hosts": ["one", "two"]}
+    record |= {"commit": "abc", "dirty": True, "task_file": task, "versions": {"Python": "3.11"}}
     return Provenance(record, ["one", "two", "one"], source)
 
 

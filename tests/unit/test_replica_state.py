@@ -117,22 +117,18 @@ def test_frozen_weights_are_read_only_once_something_has_written_to_them():
     assert replicas(work) == [(["model/frozen"], [2, 2])] * 3
 
 
-THAWED, NO_CHANGE = (("x",), (), ()), ((), (), ())
+THAWED, NONE = (("x",), (), ()), ((), (), ())
+NAMED = {
+    "rank 0 (here) alone thaws x; the other workers did not": [THAWED, NONE, NONE],
+    "rank 0 (here) thaws x; rank 2 (here) freezes y": [THAWED, THAWED, ((), ("y",), ())],
+}
 
 
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ([THAWED, NO_CHANGE, NO_CHANGE], "rank 0 (here) alone thaws x; the other workers did not"),
-        ([THAWED, THAWED, ((), ("y",), ())], "rank 0 (here) thaws x; rank 2 (here) freezes y"),
-    ],
-)
-def test_workers_that_freeze_or_thaw_different_parameters_are_named(changes, said):
-    config = Config(framework="torch", task="t.py:T")
-
+@pytest.mark.parametrize(("said", "changes"), NAMED.items(), ids=NAMED)
+def test_workers_that_freeze_or_thaw_different_parameters_are_named(said, changes):
     def work(workers):
         backend = SimpleNamespace(workers=workers, trained_change=lambda: changes[workers.rank])
-        follow_trained(backend, config, 1)
+        follow_trained(backend, Config(framework="torch", task="t.py:T"), 1)
 
     for error in on_every_rank(["here"] * 3, work):
         assert isinstance(error, TaskError)

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.fakes import FakeBackend, FakeWorkers, make_loop_session, on_every_rank, open_directory
-from support.states import make_record, make_state
+from support.states import contents, make_record, make_state
 from support.watching import Watched, records, run_context
 
 from hvdtrain.callbacks import Callback
@@ -95,13 +95,8 @@ def run_dir(tmp_path, monkeypatch):
 
 @pytest.fixture
 def pair(run_dir):
-    """Rank 0 and rank 1 of a job; rank 0 is killed by ``die``, without closing anything."""
+    """Rank 0 and rank 1 of a job. Where rank 0 is killed, the system releases its lock."""
     return Worker(run_dir, 0), Worker(run_dir, 1)
-
-
-def die(worker: Worker) -> None:
-    """Do what the system does for a process that was killed."""
-    worker.run.lock.release()
 
 
 def logged(run_dir: Path) -> list[tuple[str, int]]:
@@ -155,20 +150,11 @@ def test_an_evaluation_that_is_done_again_is_in_the_log_once(run_dir, pair, eval
     if evaluated:
         new.evaluate(4)
     new.stand_at(4, evaluated)
-    die(old)
+    old.run.lock.release()
     new.take_over()
     if not evaluated:
         new.evaluate(4)
     assert logged(run_dir)[3:] == [("train", 4), ("eval", 4)]
-
-
-def events(run_dir: Path, monkeypatch) -> dict[str, list[int]]:
-    """Give the steps that TensorBoard, without TensorFlow, shows of each tag."""
-    monkeypatch.setitem(sys.modules, "tensorboard.compat.notf", ModuleType("tensorboard.compat.notf"))
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    found = EventAccumulator(str(run_dir)).Reload()
-    return {tag: [event.step for event in found.Scalars(tag)] for tag in found.Tags()["scalars"]}
 
 
 def test_tensorboard_has_each_step_once(run_dir, pair, monkeypatch):
@@ -177,16 +163,18 @@ def test_tensorboard_has_each_step_once(run_dir, pair, monkeypatch):
     old.evaluate(4)
     new.log(1, 2, 3, 4)
     new.stand_at(4)
-    die(old)
-    # the new rank 0's clock is behind
-    monkeypatch.setattr("time.time", lambda: 1_000_000_000.0)
+    old.run.lock.release()
+    monkeypatch.setattr("time.time", lambda: 1_000_000_000.0)  # the new rank 0's clock is behind
     new.take_over()
     new.evaluate(4)
     new.log(5)
     new.session.services.report.close()
-    found = events(run_dir, monkeypatch)
-    assert found["train/loss"] == [1, 2, 3, 4, 5]
-    assert found["eval/loss"] == [4]
+    monkeypatch.setitem(sys.modules, "tensorboard.compat.notf", ModuleType("tensorboard.compat.notf"))
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    found = EventAccumulator(str(run_dir)).Reload()  # without TensorFlow
+    for tag, steps in (("train/loss", [1, 2, 3, 4, 5]), ("eval/loss", [4])):
+        assert [event.step for event in found.Scalars(tag)] == steps
 
 
 def test_checkpoints_of_later_steps_are_set_aside_and_the_newest_is_known(run_dir):
@@ -196,7 +184,7 @@ def test_checkpoints_of_later_steps_are_set_aside_and_the_newest_is_known(run_di
         storage.write(run_dir / "checkpoints", make_state(), made)
     (run_dir / "checkpoints" / "step-00000003" / "model.safetensors").chmod(0)  # nothing is hashed
     new.stand_at(4)
-    die(old)
+    old.run.lock.release()
     (note,) = new.take_over()
     assert "step-00000005 is of a later step; set aside as set-aside-step-00000005" in note
     assert new.session.services.saver.newest == run_dir / "checkpoints" / "step-00000003"
@@ -222,7 +210,7 @@ def test_callbacks_start_once_and_those_of_rank_0_when_their_worker_is_rank_0(ru
     old, new = Worker(run_dir, 0), Worker(run_dir, 1, [of_every_rank, alone])
     new.log(1)
     new.stand_at(1)
-    die(old)
+    old.run.lock.release()
     new.take_over()
     new.log(2)
     folder = new.session.services.report.folder
@@ -335,7 +323,7 @@ def test_a_worker_without_a_lease_writes_nothing(run_dir):
     worker.stand_at(1)
     worker.take_over()
     worker.log(1)
-    before = {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()}
+    before = contents(run_dir)
     lost.append("the driver was not heard for 20 s")
     worker.log(2, 3)
     worker.session.services.report.write_summary(None)
@@ -343,7 +331,7 @@ def test_a_worker_without_a_lease_writes_nothing(run_dir):
     worker.session.services.saver.save(worker.session.backend, make_record(3))
     worker.session.services.saver.finish()
     assert "the driver was not heard for 20 s" in worker.session.services.saver.failures[0]
-    assert {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()} == before
+    assert contents(run_dir) == before
     lost.clear()  # it was a pause
     worker.log(4)
     worker.session.services.report.close()
@@ -364,10 +352,8 @@ def test_hosts_that_do_not_see_the_directory_are_named(run_dir, tmp_path):
     assert notes[0].startswith(f"beta cannot see the run directory {run_dir}: if rank 0 is lost")
 
 
-LEFT = "rank 2 on h2: killed (SIGKILL)"
-
-
 def test_a_change_of_the_workers_is_a_line_a_record_and_a_sum(tmp_path):
+    left = "rank 2 on h2: killed (SIGKILL)"
     workers = FakeWorkers(0, ["here"] * 3, threading.Barrier(1), [b""])
     session = make_loop_session(tmp_path, FakeBackend(workers), train_size=100, epochs=10, batch_size=1)
     session.state.progress = Progress(100, 300)
@@ -376,13 +362,13 @@ def test_a_change_of_the_workers_is_a_line_a_record_and_a_sum(tmp_path):
     watched.report.on_start(334, 0)
     for report in (watched.report, silent):
         session.services.report = report
-        report_change(session, world(2, change=Change(left=(LEFT,), why="w9 left")), 0.81234)
+        report_change(session, world(2, change=Change(left=(left,), why="w9 left")), 0.81234)
     watched.report.close()
     expected = {
-        "phase": "event", "step": 100, "samples": 300, "epoch": 3.0, "event": "changed", "left": [LEFT],
+        "phase": "event", "step": 100, "samples": 300, "epoch": 3.0, "event": "changed", "left": [left],
         "joined": [], "cause": "w9 left", "generation": 2, "pause_seconds": 0.812, "workers": 2,
     }  # fmt: skip
     for record in (*records(tmp_path), *silent.recent):
         assert {**record, "seconds": 0} == {**expected, "seconds": 0}
-    assert watched.lines == [f"2 workers from step 101 on; left: {LEFT}; 0.8 s without training"]
+    assert watched.lines == [f"2 workers from step 101 on; left: {left}; 0.8 s without training"]
     assert (session.state.changes, session.state.paused_seconds) == (2, pytest.approx(1.625, abs=1e-3))

@@ -32,43 +32,38 @@ def test_every_window_holds_the_characters_that_stand_there(tmp_path, small_part
     assert tokens.vocabulary == len(set(whole))
     for length in (1, 3, 20):
         starts = np.arange(len(whole) - length + 1)
-        read = tokens.read(starts, length)
-        assert ["".join(chr(tokens.characters[t]) for t in row) for row in read] == [
-            whole[s : s + length] for s in starts
-        ]
+        read = ["".join(chr(tokens.characters[t]) for t in row) for row in tokens.read(starts, length)]
+        assert read == [whole[s : s + length] for s in starts]
 
 
-def row(length):
-    """Give a row of tokens in which token k is k."""
+class Counting:
+    """A row of tokens in which token k is k."""
 
-    class Counting:
-        vocabulary = length
+    def __init__(self, length):
+        self.vocabulary = length
 
-        def __len__(self):
-            return length
+    def __len__(self):
+        return self.vocabulary
 
-        def read(self, starts, count):
-            found = starts[:, None] + np.arange(count)
-            assert found.max() < length
-            return found
-
-    return Counting()
+    def read(self, starts, count):
+        found = starts[:, None] + np.arange(count)
+        assert found.max() < len(self)
+        return found
 
 
 @pytest.mark.parametrize("stride", [1, 3, 8, 50])
 @pytest.mark.parametrize("length", [9, 10, 16, 17, 100])
 def test_each_place_of_the_text_begins_one_window(length, stride):
-    windows = Windows(row(length), 0, length, 8, stride)
+    windows = Windows(Counting(length), 0, length, 8, stride)
     keys = np.arange(3000, dtype=np.uint64)
-    begins = [
-        set(windows.augmented(np.full(len(keys), i), keys)["inputs"][:, 0].tolist())
-        for i in range(len(windows))
-    ]
-    assert sorted(start for of_window in begins for start in of_window) == list(range(length - 8))
+    begins = []
+    for i in range(len(windows)):
+        begins += set(windows.augmented(np.full(len(keys), i), keys)["inputs"][:, 0].tolist())
+    assert sorted(begins) == list(range(length - 8))
 
 
 def test_a_target_is_the_token_after_its_input():
-    windows = Windows(row(30), 10, 30, 4, 4)
+    windows = Windows(Counting(30), 10, 30, 4, 4)
     sample = windows[1]
     assert sample["inputs"].tolist() == [14, 15, 16, 17]
     assert sample["targets"].tolist() == [15, 16, 17, 18]
@@ -136,14 +131,14 @@ def test_a_bad_row_is_named_with_its_place(tmp_path, file, raw, said):
     assert said in str(caught.value)
 
 
-def encoded(texts, encoder, train=None):
+def encoded(texts, encoder, train):
     for text in texts:
         encoder.add(text)
-    return encoder.finish(np.arange(len(texts)) if train is None else np.asarray(train))
+    return encoder.finish(np.asarray(train))
 
 
 def test_bytes_follow_the_start_and_padding_follows_them():
-    tokens, vocabulary = encoded(["ab", "", "é", "long text"], Encoder(5, None))
+    tokens, vocabulary = encoded(["ab", "", "é", "long text"], Encoder(5, None), range(4))
     a, b, e1, e2 = (byte + 2 for byte in "abé".encode())
     assert tokens.tolist() == [
         [START, a, b, PADDING, PADDING],
