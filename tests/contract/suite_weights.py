@@ -50,18 +50,13 @@ class Ignored(Tokens):
 
 
 class IgnoredByOwnNumber(Ignored):
-    """Targets that are left out by a class that the model has, and by a smoothed loss."""
+    """Targets that are left out by a number of the task's own, in a smoothed loss; weights of samples."""
 
     ignore_index = 255
     config = {"label_smoothing": 0.2}  # noqa: RUF012
-    targets = np.where(COUNTS, LABELS, 255)
-
-
-class OfSamples(Tokens):
-    """Weights of samples."""
-
     extra = {"weights": OF_SAMPLES}  # noqa: RUF012
-    weights = np.repeat(OF_SAMPLES[:, None], LENGTH, 1)
+    targets = np.where(COUNTS, LABELS, 255)
+    weights = OF_SAMPLES[:, None] * COUNTS
 
 
 class OfTargets(Ignored):
@@ -107,17 +102,12 @@ class BatchMean(Ignored):
         least = tf.cast(tf.maximum(count, 1), tf.float32)
         mean = Weighted(tf.reduce_sum(tf.where(counted, losses, 0.0)) / least, count)
         right = tf.math.count_nonzero(tf.equal(tf.argmax(logits, -1), targets), dtype=tf.float32)
-        return mean, {
-            "accuracy": Weighted(right / least, count),
-            "largest": tf.reduce_max(logits, (1, 2)),
-        }
+        return mean, {"accuracy": Weighted(right / least, count), "largest": tf.reduce_max(logits, (1, 2))}
 
 
-# the others' results depend on other workers in no way of their own
-LOCAL = [Tokens, IgnoredByOwnNumber, OfSamples]
-TASKS = [Ignored, OfTargets, OfClasses, BatchMean]
-TASKS += [pytest.param(task, marks=pytest.mark.local) for task in LOCAL]
+# its results depend on other workers in no way of their own
 LOCAL_IGNORED = pytest.param(IgnoredByOwnNumber, marks=pytest.mark.local)
+TASKS = [Ignored, OfTargets, OfClasses, BatchMean, LOCAL_IGNORED]
 
 
 def build(backend, task, **fields):

@@ -1,5 +1,6 @@
 """Tasks on streams and on files with an index, for both frameworks; the files are in the current folder."""
 
+import reading_tasks
 from support.stream_files import INPUTS, sample
 
 import hvdtrain
@@ -16,24 +17,13 @@ def all_samples():
     return map(sample, range(SIZE))
 
 
-class Linear:
-    """A linear map; what the others share."""
+class Linear(reading_tasks.Linear):
+    """What the others share."""
 
-    loss = "mse"
+    inputs = INPUTS
 
     def eval_data(self):
         return [sample(number) for number in range(100, 100 + EVAL_SIZE)]
-
-    def torch_model(self):
-        from torch import nn
-
-        return nn.Linear(INPUTS, 1)
-
-    def tf_model(self):
-        import keras
-
-        inputs = keras.Input((INPUTS,))
-        return keras.Model(inputs, keras.layers.Dense(1, name="dense")(inputs))
 
 
 class Dealt(Linear):
