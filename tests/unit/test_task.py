@@ -115,6 +115,7 @@ def test_options_that_do_not_fit_and_what_a_task_lacks_for_its_framework_are_nam
     ("name", "value", "said"),
     [
         ("metric", {}, "the task has metric, which hvdtrain does not know; did you mean metrics?"),
+        ("torch_optimiser", print, "did you mean torch_optimizer()?"),
         ("evalData", print, "did you mean eval_data()?"),
         ("collate_fn", print, "the methods are collate(samples) and train_collate(samples)"),
         ("training_step", print, "here torch_loss(model, batch) or"),
