@@ -50,13 +50,11 @@ def fails(cluster: Cluster, controller: str, tmp_path: Path, *told: str, hosts: 
     nothing_left(cluster)
 
 
-def nothing_left(cluster: Cluster, seconds: float = LIMIT_SECONDS, *, but: str = "") -> None:
-    deadline = time.monotonic() + seconds
-    while (
-        left := {n: p for n, p in left_running(cluster).items() if n != but}
-    ) and time.monotonic() < deadline:
+def nothing_left(cluster: Cluster, *, but: str = "") -> None:
+    deadline = time.monotonic() + LIMIT_SECONDS
+    while left_running(cluster).keys() - {but}:
+        assert time.monotonic() < deadline, left_running(cluster)
         time.sleep(0.1)
-    assert not left
 
 
 @pytest.fixture(scope="module")
