@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from hosts import Cluster, Host
+from support.jobs import is_running
 
 NAMES = Path("/etc/hosts")
 _OURS = ("python", "python3", "horovodrun", "mpirun", "prterun", "prted", "ssh")
@@ -112,17 +113,8 @@ def left_running(cluster: Cluster) -> dict[str, list[str]]:
     """Give what a job left running on its hosts."""
     found: dict[str, list[str]] = {}
     for host in cluster.hosts.values():
-        holder = host.namespaces.pid
         for program in _OURS:
             for pid in host.namespaces.pids(program):
-                if pid != holder and _is_of_a_job(pid):
+                if pid not in (host.namespaces.pid, os.getpid()) and is_running(pid):
                     found.setdefault(host.name, []).append(program)
     return found
-
-
-def _is_of_a_job(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-        return state != "Z" and pid != os.getpid()
-    except OSError:
-        return False

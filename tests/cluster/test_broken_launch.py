@@ -37,11 +37,12 @@ def command(cluster: Cluster, controller: str, run_dir: Path, *options: str, hos
     return [*launcher, *training, *(options or ("--steps", "30"))]
 
 
-def fails(cluster: Cluster, controller: str, tmp_path: Path, *told: str, hosts: str = "") -> None:
+def fails(cluster, controller, tmp_path, *told, hosts="", launch=(), cwd=None) -> None:
     """Train on a broken cluster: it must end in time, with this said, and with nothing left."""
     since = time.monotonic()
     words = command(cluster, controller, tmp_path / "run", hosts=hosts)
-    result = cluster.head.run(words, cwd=tmp_path, timeout=LIMIT_SECONDS)
+    words[1:1] = launch
+    result = cluster.head.run(words, cwd=cwd or tmp_path, timeout=LIMIT_SECONDS)
     assert time.monotonic() - since < LIMIT_SECONDS
     assert result.returncode == 3, result.output
     for pattern in told:
@@ -50,13 +51,11 @@ def fails(cluster: Cluster, controller: str, tmp_path: Path, *told: str, hosts: 
     nothing_left(cluster)
 
 
-def nothing_left(cluster: Cluster, seconds: float = LIMIT_SECONDS, *, but: str = "") -> None:
-    deadline = time.monotonic() + seconds
-    while (
-        left := {n: p for n, p in left_running(cluster).items() if n != but}
-    ) and time.monotonic() < deadline:
+def nothing_left(cluster: Cluster, *, but: str = "") -> None:
+    deadline = time.monotonic() + LIMIT_SECONDS
+    while left_running(cluster).keys() - {but}:
+        assert time.monotonic() < deadline, left_running(cluster)
         time.sleep(0.1)
-    assert not left
 
 
 @pytest.fixture(scope="module")
@@ -97,14 +96,9 @@ def test_an_interface_of_another_name(cluster, tmp_path):
 
 
 def test_an_interface_that_the_user_named_and_a_host_lacks(cluster, tmp_path):
-    words = command(cluster, "mpi", tmp_path / "run")
-    words[1:1] = ["--network-interfaces", "eth0"]
+    told = ("host h2 has no network interface eth0", "net7 10.83.0.2")
     with renamed_interface(cluster.hosts["h2"], "net7"):
-        result = cluster.head.run(words, cwd=tmp_path, timeout=LIMIT_SECONDS)
-    assert result.returncode == 3, result.output
-    assert "host h2 has no network interface eth0" in result.output
-    assert "net7 10.83.0.2" in result.output
-    nothing_left(cluster)
+        fails(cluster, "mpi", tmp_path, *told, launch=["--network-interfaces", "eth0"])
 
 
 def test_a_python_that_is_not_there(cluster, tmp_path):
@@ -119,12 +113,9 @@ def test_a_working_directory_that_a_host_lacks(cluster, tmp_path):
     inside("mount", "-t", "tmpfs", "tmpfs", "/mnt")
     try:
         inside("mkdir", "/mnt/here")
-        words = command(cluster, "gloo", tmp_path / "run")
-        result = cluster.head.run(words, cwd=Path("/mnt/here"), timeout=LIMIT_SECONDS)
+        fails(cluster, "gloo", tmp_path, "host h2 has no folder /mnt/here", cwd=Path("/mnt/here"))
     finally:
         inside("umount", "/mnt")
-    assert result.returncode == 3, result.output
-    assert "host h2 has no folder /mnt/here" in result.output
 
 
 def test_ports_that_are_blocked(cluster, tmp_path):

@@ -14,9 +14,7 @@ from support.documents import ROOT
 
 WORKER = ROOT / "tests" / "support" / "elastic_worker.py"
 SECONDS = 300
-SOON_SECONDS = (
-    60  # some 3 on an idle machine; a connection to a host that is cut off is tried for more than 100
-)
+SOON_SECONDS = 60  # 3 on an idle machine; a connection to a host that is cut off is tried for more than 100
 HOROVODRUN = Path(sys.executable).with_name("horovodrun")
 # starts a process on h2, says when it ends; kills what standard input names
 STARTER = """

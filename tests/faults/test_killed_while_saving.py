@@ -73,9 +73,8 @@ def test_no_kill_takes_a_step_or_the_newest_checkpoint_away():
     with started(command, folder, OMP_NUM_THREADS="1") as job:
         for number in range(KILLS + 1):
             text = start(number, job, folder, moments)
-            if match := re.search(
-                r"starts from\s+\S+:\s+step\s+([\d,]+),", text
-            ):  # else killed before it says so
+            match = re.search(r"starts from\s+\S+:\s+step\s+([\d,]+),", text)
+            if match:  # else killed before it says so
                 continued.append(int(match[1].replace(",", "")))
                 assert continued[-1] == newest[-1], "each start goes on from the newest"
             found = [verify(path) for path in checkpoints_in(folder / "run" / "checkpoints")]
