@@ -115,7 +115,7 @@ MISTAKES = {
     at_random: "tf_step draws random numbers with RandomStandardNormal",
     a_variable_of_its_own: "tf_step changes 'count.*', which is not a variable of the model",
     by_the_number: "optimizers.step is not an int",
-    in_many_ways: "in more than 16 different ways",
+    in_many_ways: "in more than 16 ways",
     too_few_gradients: "1 gradients for 2 variables",
     wrong_name: "there is no optimizer 'mian'",
 }

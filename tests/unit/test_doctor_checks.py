@@ -191,7 +191,7 @@ def test_agents_on_this_host_report_and_a_silent_one_is_named(monkeypatch):
     scripts = iter([agent_script(), "sleep 600", "exit 7"])
     monkeypatch.setattr("hvdtrain.tools.doctor.ssh.agent_script", lambda: next(scripts))
     hosts = [HostSlots(name, 1) for name in ("a", "b", "c")]
-    coordinator = Coordinator(hosts, CheckOptions((), "runs", timeout_seconds=3.0), SshOptions())
+    coordinator = Coordinator(hosts, CheckOptions((), "runs", timeout_seconds=10.0), SshOptions())
     coordinator.run()
     assert coordinator.answers["host info"][0]["hostname"] == socket.gethostname()
     assert coordinator.answers["host info"][1:] == [None, None]
