@@ -1,4 +1,4 @@
-"""From metrics on the device to the numbers of a logged window."""
+"""From values of steps to a logged window; named metrics are in ``backends/objective/``."""
 
 import math
 import time

@@ -127,7 +127,7 @@ class Services:
 
 @dataclass
 class Session:
-    """One run: what the loop is given. The fields from ``memory`` on change while the run trains."""
+    """One run: what the loop is given. ``state`` and the fields from ``memory`` on change while it trains."""
 
     config: Config  # the resolved config
     backend: Backend  # the framework

@@ -19,7 +19,7 @@ from hvdtrain.workers.agreement import run_on_rank_zero
 
 
 def finish_step(session: Session, plan: TrainingPlan, results: StepResults) -> bool:
-    """Collective. Do what is due after the last step and not done; return whether training ends with it."""
+    """Collective. Do what is due after the last step and not done; return whether training ends early."""
     # What is done is kept in the run's state, so that nothing is done twice if a worker goes away meanwhile.
     state = session.state
     step = state.last_step
@@ -48,7 +48,7 @@ def finish_step(session: Session, plan: TrainingPlan, results: StepResults) -> b
     session.stopped = wanted.stop and not ends
     if wanted.change and not wanted.stop and not ends:
         raise WorldChanged
-    return bool(session.stopped_early) or wanted.stop
+    return bool(session.stopped_early) or wanted.stop  # at the end of the plan the feed has no more batches
 
 
 def evaluate(session: Session, plan: TrainingPlan, learning_rate: float = 0.0) -> dict[str, float]:

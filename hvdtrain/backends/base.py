@@ -1,8 +1,8 @@
 """The seam between the loop and the frameworks, and what both do in the same way.
 
 Methods that every rank must call, in the same order, have docstrings that start with "Collective." Each
-framework's ``backend.py`` has the class that has the rest, and a function ``start(config)``, collective, that
-starts Horovod, binds this worker's device and returns the backend.
+framework's ``backend.py`` has the class that has the rest, and a function ``start(config, ...)``, collective,
+that starts Horovod, binds this worker's device and returns the backend.
 """
 
 import zlib
@@ -59,16 +59,14 @@ class _Built(ABC):
     weight_shapes: Shapes  # of the whole model's arrays by portable name
     step: Any
     parts: Any  # what the step is made of
-    # of the framework: its modules ``probes`` and ``export``, and the classes of what records steps and of
-    # the state that no optimizer updates
-    _hvd: Any  # and its binding of Horovod
-    _probes: Any
-    _files: Any
-    _recorder: Any
-    _untrained: Any
-    _state_tensors: Any
-    _moving: Any
-    _state: Any
+    _hvd: Any  # of the framework: its binding of Horovod
+    _probes: Any  # and its modules ``probes``
+    _files: Any  # and ``export``
+    _recorder: Any  # the class of what records steps
+    _untrained: Any  # the class of the state that no optimizer updates
+    _state_tensors: Any  # that of this model
+    _moving: Any  # what keeps the values that a failed step takes back
+    _state: Any  # model and optimizers as portable state
 
     def _take(self, parts: Any) -> None:
         """Take the parts of a step, at first and when others are trained."""
@@ -98,7 +96,7 @@ class _Built(ABC):
 
 
 class Seam(_Built):
-    """What the loop itself calls. It decides when that happens and with which number."""
+    """What every job needs of a framework. The loop decides when that happens and with which numbers."""
 
     def build(self, task: Any, config: Config, batch: HostBatch | None = None) -> ModelInfo:
         """Build model, optimizer and steps, with initial values. Local, but collective with stages."""

@@ -120,8 +120,8 @@ class PartsBase:
 class WholeModelStep:
     """What the steps of both frameworks share in which each worker has the whole model.
 
-    ``build`` calls the methods up to ``changed_early``, in their order. A step also has ``broadcast``,
-    ``forget`` and ``dry_run``; local ones have ``synchronize``.
+    ``build`` calls the methods from ``make_model`` to ``changed_early`` in order, but ``describe`` last.
+    A step also has ``run``, ``broadcast``, ``forget`` and ``dry_run``; local ones have ``synchronize``.
     """
 
     # whether it is the task's own: given no padding, and no callbacks freeze and thaw parameters

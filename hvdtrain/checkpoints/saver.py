@@ -66,7 +66,7 @@ class BackgroundSaver(Saver):
     def __init__(
         self,
         folder: Path,
-        report: Report,  # called by the thread that made the saver alone
+        report: Report,  # the writing thread calls its ``sync`` alone; who calls ``finish`` may note
         *,
         keep_last: int | None = 1,
         best: MetricGoal | None = None,

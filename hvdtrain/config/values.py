@@ -24,7 +24,7 @@ class Compression(NamedTuple):
     # type in which each worker gets its part of them (``shard gradients``); empty if the whole gradient is
     # needed
     parts_as: str = ""
-    has_rank: bool = False  # whether a rank stands behind its name, after a colon
+    has_rank: bool = False  # whether a rank of PowerSGD stands behind its name, after a colon
     keeps: str = ""  # its name in messages if it keeps something from step to step
 
 

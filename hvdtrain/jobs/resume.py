@@ -34,8 +34,8 @@ from hvdtrain.workers.activity import ACTIVITY
 from hvdtrain.workers.agreement import run_on_rank_zero
 from hvdtrain.workers.wire_types import travels
 
-# fields that say where a run is written or starts from, not what it computes
 _MAX_SHOWN = 200  # characters of a value in a note
+# fields that say where a run is written, sent to or starts from, not what it computes
 _NOT_COMPARED = {"run_dir", "resume", "init", "init_only", "init_skip", "track", "track_checkpoints"}
 
 

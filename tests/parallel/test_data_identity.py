@@ -29,7 +29,7 @@ def test_data_that_differ_are_refused_and_the_order_of_a_set_is_equal_or_refused
         for task in ("Unseeded", "SetOrder")
     )
     assert unseeded.returncode == 3
-    assert "sample 0 of the training data differs under 'inputs': one value on rank 0 (" in unseeded.stderr
+    assert "of the training data differs under 'inputs': one value on rank 0 (" in unseeded.stderr
     assert "another on rank 1 (" in unseeded.stderr
     assert "Seed a random split" in unseeded.stderr
     assert of_set.returncode == 0 or (of_set.returncode, "sort file names" in of_set.stderr) == (3, True)

@@ -1,4 +1,4 @@
-"""How the gradients of all workers become one, in both frameworks: the protocol, and the choice by config."""
+"""How the gradients of all workers become one, in both frameworks: the base class, the choice by config."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import import_module
@@ -18,8 +18,8 @@ _OVERLAPS = {"auto": None, "true": True, "false": False}
 class GradientReducer:
     """Sums gradients over workers. Each gradient is this worker's part of the mean already.
 
-    A reducer is a class derived from a framework's ``Reducer``, with ``_sum`` and ``describe`` of its own at
-    least, and a row of ``config.values.COMPRESSIONS``.
+    A reducer is derived from a framework's ``AllReduce``, with ``_cast_for``, or ``Reducer``, with ``_sum``
+    and ``describe``, and a row of ``config.values.COMPRESSIONS``.
     """
 
     clock: Any = None  # measures how long this worker is busy; None if nobody does

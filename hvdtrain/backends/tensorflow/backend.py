@@ -1,4 +1,4 @@
-"""TensorFlow / Keras 3 behind the Backend protocol, over ``horovod.tensorflow``."""
+"""TensorFlow / Keras 3 behind the seam, ``Backend``, over ``horovod.tensorflow``."""
 
 import math
 from collections.abc import Iterable, Iterator, Sequence

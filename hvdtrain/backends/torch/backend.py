@@ -1,4 +1,4 @@
-"""PyTorch behind the Backend protocol, over ``horovod.torch``."""
+"""PyTorch behind the seam, ``Backend``, over ``horovod.torch``."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -84,7 +84,7 @@ class TorchBackend(Backend):
 
     def follow_trained(self, kept: dict[str, list[str]] | None = None) -> int:
         self._take(self.parts.renewed(kept))
-        self._moving = self._moving_state()
+        self._moving = self._moving_state(self.step.changed_early())
         return sum(entry.tensor.numel() for entry in self.parts.trainable)
 
     def undone_step(self, batch: TorchBatch, learning_rate: float, signals: Sequence[float]) -> None:

@@ -178,8 +178,8 @@ class PlainStep(WholeModelStep):
         sums = self.gradients(batch)
         unused = update.fill_in_unused()
         vector = torch.cat((sums, *self.parts.clock.numbers(), computation.numbers(unused, signals)))
-        # a worker without samples, as there may be in the last local step, has no gradient
         form = computation.names, computation.weighted
+        # the weight is 0 for a worker without samples, as in the last local step: nothing is updated
         vector = update.apply(vector, form, batch.reduced_weight, learning_rate)
         update.ema(batch.step + 1)
         return vector, (*form, unused)
